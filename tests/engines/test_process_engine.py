@@ -1,4 +1,4 @@
-"""Worker processes: the same numbers as in one process, and what happens when something goes wrong with them."""
+"""Worker processes give the same results as one process, and failures of workers are handled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from descant import DescantError, DescantWarning, Federation, Sgd, algorithms, c
 from descant.core.interfaces import Engine
 from descant.core.messages import Task
 from descant.engines import InProcess, Processes, Ray
-from descant.engines.processes.engine_worker import ANSWER_FILES, WORKER_ENV
+from descant.engines.processes.engine_worker import RESULT_FILES, WORKER_ENV
 from descant.engines.processes.process_engine import ProcessEngine, available_cores
 from descant.engines.processes.shared_memory import SharedTensorFile
 from descant.engines.processes.worker_pool import WorkerProcess
@@ -58,8 +58,8 @@ from toy_problems import ALL_METHODS, classification_parties, network
 pytestmark = pytest.mark.filterwarnings("ignore:.*workers share:descant.errors.DescantWarning")  # on a small machine
 
 
-class Waiting(Processes):
-    """Workers that are waited for, so that every piece goes through them."""
+class WaitingProcesses(Processes):
+    """An engine that waits for its workers, so that every piece runs in one."""
 
     def __call__(self, plan: Plan) -> ProcessEngine:
         return super().__call__(plan).wait()
@@ -67,90 +67,86 @@ class Waiting(Processes):
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Processes]:
-    pool = Waiting(workers=2, threads=1)
+    pool = WaitingProcesses(workers=2, threads=1)
     yield pool
     pool.close()
 
 
-def made(name: str, engine: Any, **settings: Any) -> Federation:
+def make_federation(name: str, engine: Any, **settings: Any) -> Federation:
     solver = settings.pop("solver", Sgd(lr=0.1, steps=3, batch=4))
-    return Federation(
-        partial(network, torch.float32), partial(classification_parties, 6), ALL_METHODS[name](), solver=solver, seed=7, engine=engine,
-        **settings,
-    )  # fmt: skip
+    model = partial(network, torch.float32)
+    population = partial(classification_parties, 6)
+    return Federation(model, population, ALL_METHODS[name](), solver=solver, seed=7, engine=engine, **settings)
 
 
 @pytest.mark.parametrize("name", ALL_METHODS)
 def test_workers_give_the_same_hash_for_every_method(name: str, two: Processes) -> None:
-    fed = made(name, two).fit(3, progress=False)
+    fed = make_federation(name, two).fit(3, progress=False)
     assert not fed.rejections_
-    assert fed.hash() == made(name, InProcess).fit(3, progress=False).hash()
+    assert fed.hash() == make_federation(name, InProcess).fit(3, progress=False).hash()
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_number_of_workers_changes_nothing(workers: int, tmp_path: Path) -> None:
-    pool = Waiting(workers=workers, threads=1)
+def test_number_of_workers_does_not_change_the_result(workers: int, tmp_path: Path) -> None:
+    pool = WaitingProcesses(workers=workers, threads=1)
     adam = Sgd(lr=0.05, epochs=2, batch=4, optimizer="Adam")
     for name in ("FedGeoMedPlus", "Ditto", "stragglers"):
-        whole = made(name, InProcess, solver=adam).fit(4, progress=False)
-        made(name, pool, solver=adam).fit(2, progress=False).save(tmp_path / name)
-        again = made(name, pool, solver=adam).load(tmp_path / name).fit(2, progress=False)
+        whole = make_federation(name, InProcess, solver=adam).fit(4, progress=False)
+        make_federation(name, pool, solver=adam).fit(2, progress=False).save(tmp_path / name)
+        again = make_federation(name, pool, solver=adam).load(tmp_path / name).fit(2, progress=False)
         assert again.hash() == whole.hash()
         assert str(again.table()) == str(whole.table())
-        alone = made(name, InProcess, solver=adam).load(tmp_path / name).fit(2, progress=False)
-        assert alone.hash() == whole.hash()
+        resumed_in_process = make_federation(name, InProcess, solver=adam).load(tmp_path / name).fit(2, progress=False)
+        assert resumed_in_process.hash() == whole.hash()
     pool.close()
 
 
-def test_work_begins_here_and_workers_start_only_when_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_start_only_after_long_local_work(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Processes(workers=2, threads=1)
-    fed = made("FedAvgPlus", pool).fit(2, progress=False)
+    fed = make_federation("FedAvgPlus", pool).fit(2, progress=False)
     assert pool._pool is not None and not pool._pool.workers
     monkeypatch.setattr("descant.engines.processes.worker_pool._START_AFTER", 0.0)
-    fed.fit(1, progress=False)  # begun here, while they start
+    fed.fit(1, progress=False)  # it begins in this process while they start
     assert len(pool._pool.workers) == 2
     fed.engine_.wait()  # type: ignore[attr-defined]
     spent = pool._pool.local_seconds
     fed.fit(1, progress=False)
-    assert pool._pool.local_seconds == spent  # all of it was done there
-    assert fed.hash() == made("FedAvgPlus", InProcess).fit(4, progress=False).hash()
+    assert pool._pool.local_seconds == spent  # all of it was done by workers
+    assert fed.hash() == make_federation("FedAvgPlus", InProcess).fit(4, progress=False).hash()
     pool.close()
 
 
-def test_a_study_shares_its_workers(two: Processes) -> None:
+def test_comparison_shares_its_workers(two: Processes) -> None:
     settings: dict[str, Any] = {"rounds": 2, "lr": 0.1, "steps": 2, "batch": 4, "progress": False}
     methods = [algorithms.FedAvg(), algorithms.FedAvgPlus()]
     ours = compare(methods, network, partial(classification_parties, 4), engine=two, **settings)
     assert str(ours.table()) == str(compare(methods, network, classification_parties(4), **settings).table())
 
 
-def test_private_models_are_shown_by_workers(two: Processes) -> None:
-    ours, theirs = (made("FedPer", engine).fit(2, progress=False) for engine in (two, InProcess))
+def test_personal_models_are_available_from_workers(two: Processes) -> None:
+    ours, theirs = (make_federation("FedPer", engine).fit(2, progress=False) for engine in (two, InProcess))
     for name in ours.population:
         pairs = zip(ours.models_[name].parameters(), theirs.models_[name].parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
-# ── what goes wrong ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_worker_that_dies_is_named_replaced_and_its_piece_repeated(tmp_path: Path) -> None:
+def test_dead_worker_is_named_and_replaced_and_its_piece_repeated(tmp_path: Path) -> None:
     order = tmp_path / "die"
     loss = partial(loss_killing_worker_once, kill_file=str(order))
-    pool = Waiting(workers=2, threads=1)
+    pool = WaitingProcesses(workers=2, threads=1)
     adam = Sgd(lr=0.05, steps=2, batch=4, optimizer="Adam")
-    fed = made("FedAvgPlus", pool, loss=loss, solver=adam).fit(1, progress=False)
+    fed = make_federation("FedAvgPlus", pool, loss=loss, solver=adam).fit(1, progress=False)
     order.touch()
     with pytest.warns(DescantWarning, match=r"worker \d \(process \d+\) was killed \(SIGKILL.*while it worked on '"):
         fed.fit(2, progress=False)
     assert not order.exists() and not fed.rejections_
-    whole = made("FedAvgPlus", InProcess, loss=loss, solver=adam).fit(3, progress=False)
+    whole = make_federation("FedAvgPlus", InProcess, loss=loss, solver=adam).fit(3, progress=False)
     assert fed.hash() == whole.hash()
     pool.close()
 
 
-def test_a_party_that_kills_every_worker_is_lost_and_the_others_go_on() -> None:
-    pool = Waiting(workers=1, threads=1)
+def test_party_that_kills_every_worker_is_lost_and_others_continue() -> None:
+    pool = WaitingProcesses(workers=1, threads=1)
     fed = Federation(
         dropout_network,
         parties_with_worker_killer,
@@ -160,18 +156,18 @@ def test_a_party_that_kills_every_worker_is_lost_and_the_others_go_on() -> None:
         steps=1,
         engine=pool,
     )
-    with pytest.warns(DescantWarning) as told:
+    with pytest.warns(DescantWarning) as caught:
         (round,) = fed.rounds(1)
     assert round.round.accepted == ("0", "2")
-    (refusal,) = fed.rejections_
-    assert refusal.party == "1"
-    assert re.search("lost: worker 0 .* was killed .* Use fewer workers", refusal.reason)
-    assert any("1 of 3 reports were refused" in str(warning.message) for warning in told)
+    (rejection,) = fed.rejections_
+    assert rejection.party == "1"
+    assert re.search("lost: worker 0 .* was killed .* Use fewer workers", rejection.reason)
+    assert any("1 of 3 reports were refused" in str(warning.message) for warning in caught)
     pool.close()
 
 
-def test_a_factory_that_fails_in_the_worker_shows_its_own_traceback() -> None:
-    pool = Waiting(workers=1)
+def test_factory_failing_in_a_worker_shows_its_traceback() -> None:
+    pool = WaitingProcesses(workers=1)
     fed = Federation(network_failing_in_workers, partial(classification_parties, 4), algorithms.FedAvg(), engine=pool)
     with pytest.raises(
         EngineError, match=r"(?s)could not make the federation.*in network_failing_in_workers.*ZeroDivisionError"
@@ -180,8 +176,8 @@ def test_a_factory_that_fails_in_the_worker_shows_its_own_traceback() -> None:
     pool.close()
 
 
-def test_a_factory_that_makes_something_else_every_time_is_found_out() -> None:
-    pool = Waiting(workers=1)
+def test_unseeded_factory_is_detected() -> None:
+    pool = WaitingProcesses(workers=1)
     with pytest.raises(EngineError, match=r"other parties than this process.*seed what it draws"):
         Federation(network, parties_differing_in_workers, algorithms.FedAvg(), engine=pool).fit(1, progress=False)
     pool.close()
@@ -190,37 +186,43 @@ def test_a_factory_that_makes_something_else_every_time_is_found_out() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": nn.Linear(6, 3)}, r"The model cannot go to a worker process. A live Linear .* give what makes it"),
-        ({"model": lambda: nn.Linear(6, 3)}, r"The model cannot go .*lambda.* cannot be found by another process"),
-        ({"people": classification_parties(3)}, "The data cannot go to a worker process"),
-        ({"loss": lambda output, y: nn.functional.cross_entropy(output, y)}, "The loss cannot go to a worker process"),
+        (
+            {"model": nn.Linear(6, 3)},
+            r"The model cannot be sent to a worker process. A Linear object .* give a function",
+        ),
+        ({"model": lambda: nn.Linear(6, 3)}, r"The model cannot be sent .*lambda.* cannot be found by another process"),
+        ({"population": classification_parties(3)}, "The data cannot be sent to a worker process"),
+        (
+            {"loss": lambda output, y: nn.functional.cross_entropy(output, y)},
+            "The loss cannot be sent to a worker process",
+        ),
         ({"model": "toy_problems:net"}, "There is no 'net' in toy_problems"),
         ({"model": "problem:network"}, "There is no module 'problem'"),
         ({"model": "network"}, "An address looks like 'package.module:name'"),
     ],
 )
-def test_what_cannot_travel_is_refused_at_once_with_what_to_do(settings: dict[str, Any], message: str) -> None:
+def test_unsendable_settings_are_rejected_with_advice(settings: dict[str, Any], message: str) -> None:
     given = {
         "model": network,
-        "people": partial(classification_parties, 3),
+        "population": partial(classification_parties, 3),
         "loss": nn.functional.cross_entropy,
         **settings,
     }
     pool = Processes(1)
-    fed = Federation(given["model"], given["people"], algorithms.FedAvg(), loss=given["loss"], engine=pool)
+    fed = Federation(given["model"], given["population"], algorithms.FedAvg(), loss=given["loss"], engine=pool)
     with pytest.raises(DescantError, match=message):
         fed.fit(1, progress=False)
 
 
 @pytest.mark.parametrize("workers", [0, 2.5, True])
-def test_a_number_of_workers_that_is_none_is_refused(workers: Any) -> None:
+def test_invalid_number_of_workers_is_rejected(workers: Any) -> None:
     with pytest.raises(SettingError, match="The 'workers' of Processes must be a whole number >= 1"):
-        made("FedAvg", Processes(workers=workers)).fit(1, progress=False)
+        make_federation("FedAvg", Processes(workers=workers)).fit(1, progress=False)
 
 
 @pytest.mark.filterwarnings("default")
-def test_more_workers_than_cores_or_parties() -> None:
-    pool = Waiting(workers=available_cores() + 5)
+def test_more_workers_than_cores_warns_and_parties_bound_the_workers() -> None:
+    pool = WaitingProcesses(workers=available_cores() + 5)
     fed = Federation(network, partial(classification_parties, 2), algorithms.FedAvg(), lr=0.1, steps=1, engine=pool)
     with pytest.warns(DescantWarning, match=f"{available_cores() + 5} workers share {available_cores()} cores"):
         fed.fit(1, progress=False)
@@ -228,24 +230,24 @@ def test_more_workers_than_cores_or_parties() -> None:
     pool.close()
 
 
-def test_an_interrupted_round_is_done_again(two: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    fed = made("FedAvgPlus", two).fit(1, progress=False)
-    hear = WorkQueue.take_replies
-    heard = []
+def test_interrupted_round_is_repeated(two: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = make_federation("FedAvgPlus", two).fit(1, progress=False)
+    take_replies = WorkQueue.take_replies
+    taken = []
 
-    def interrupted(owed: WorkQueue[Any], memory: Any) -> Any:
-        heard.append(hear(owed, memory))
+    def interrupted(queue: WorkQueue[Any], party_states: Any) -> Any:
+        taken.append(take_replies(queue, party_states))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(WorkQueue, "take_replies", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fed.fit(1, progress=False)
     monkeypatch.undo()
-    assert fed.fit(2, progress=False).hash() == made("FedAvgPlus", InProcess).fit(3, progress=False).hash()
+    assert fed.fit(2, progress=False).hash() == make_federation("FedAvgPlus", InProcess).fit(3, progress=False).hash()
 
 
-def test_a_worker_that_hangs_is_given_up_at_the_deadline_and_replaced() -> None:
-    pool = Waiting(workers=1, threads=1)
+def test_hanging_worker_is_given_up_at_the_deadline_and_replaced() -> None:
+    pool = WaitingProcesses(workers=1, threads=1)
     fed = Federation(
         network,
         partial(classification_parties, 2),
@@ -278,7 +280,7 @@ def drawn() -> Population:
     return given_data(torch.rand(16, 6, generator=torch.Generator().manual_seed(os.getpid())))
 
 
-def test_workers_take_the_data_that_was_given_and_not_another_federation_s(two: Processes) -> None:
+def test_workers_use_the_given_data_of_each_federation(two: Processes) -> None:
     for seed in range(2):
         x = torch.rand(16, 6, generator=torch.Generator().manual_seed(seed))
         settings: dict[str, Any] = {"lr": 0.1, "steps": 2, "batch": 4}
@@ -289,27 +291,29 @@ def test_workers_take_the_data_that_was_given_and_not_another_federation_s(two: 
         Federation(network, drawn, algorithms.FedAvg(), engine=two).fit(1, progress=False)
 
 
-def test_two_federations_in_two_threads_share_the_workers(two: Processes) -> None:
+def test_federations_in_threads_share_the_workers(two: Processes) -> None:
     def run(name: str) -> str:
-        return made(name, two).fit(4, progress=False).hash()
+        return make_federation(name, two).fit(4, progress=False).hash()
 
     with ThreadPoolExecutor(3) as threads:
         found = list(threads.map(run, ["FedAvgPlus", "Ditto", "FedAvg"]))
-    assert found == [made(name, InProcess).fit(4, progress=False).hash() for name in ("FedAvgPlus", "Ditto", "FedAvg")]
+    assert found == [
+        make_federation(name, InProcess).fit(4, progress=False).hash() for name in ("FedAvgPlus", "Ditto", "FedAvg")
+    ]
 
 
-def test_one_engine_s_failure_is_told_to_that_engine_only(two: Processes) -> None:
-    good = made("FedAvg", two)
+def test_failure_is_reported_to_its_engine_only(two: Processes) -> None:
+    good = make_federation("FedAvg", two)
     good.fit(1, progress=False)
     with pytest.raises(EngineError, match="ZeroDivisionError"):
         Federation(network_failing_in_workers, partial(classification_parties, 4), algorithms.FedAvg(), engine=two).fit(
             1, progress=False
         )
-    assert good.fit(1, progress=False).hash() == made("FedAvg", InProcess).fit(2, progress=False).hash()
+    assert good.fit(1, progress=False).hash() == make_federation("FedAvg", InProcess).fit(2, progress=False).hash()
 
 
-def test_an_interrupt_while_an_answer_is_taken_in_loses_nothing(two: Processes) -> None:
-    fed = made("FedAvgPlus", two).fit(1, progress=False)
+def test_interrupt_while_receiving_results_loses_nothing(two: Processes) -> None:
+    fed = make_federation("FedAvgPlus", two).fit(1, progress=False)
     receive = ProcessEngine.receive
 
     def interrupted(engine: ProcessEngine, piece: Any, message: Any) -> None:
@@ -326,49 +330,49 @@ def test_an_interrupt_while_an_answer_is_taken_in_loses_nothing(two: Processes) 
         fed.fit(1, progress=False)
     assert interrupts and not fed.rejections_
     assert two._pool is not None and not any(member.assigned for member in two._pool.workers)
-    assert fed.hash() == made("FedAvgPlus", InProcess).fit(2, progress=False).hash()
+    assert fed.hash() == make_federation("FedAvgPlus", InProcess).fit(2, progress=False).hash()
 
 
-def test_a_piece_that_never_came_to_its_worker_is_done_again(two: Processes) -> None:
-    fed = made("FedAvgPlus", two).fit(1, progress=False)
+def test_piece_that_never_reached_its_worker_is_repeated(two: Processes) -> None:
+    fed = make_federation("FedAvgPlus", two).fit(1, progress=False)
     engine = fed.engine_
-    say = WorkerProcess.send
+    send = WorkerProcess.send
     assert isinstance(engine, ProcessEngine)
     engine._max_piece_tasks = 1  # so that each worker has more than one piece
 
-    def mute(member: WorkerProcess, message: Any) -> None:
-        if "piece" in message and not unsaid:
-            unsaid.append(message["piece"])  # as an interrupt may have it
+    def send_all_but_one(worker: WorkerProcess, message: Any) -> None:
+        if "piece" in message and not unsent:
+            unsent.append(message["piece"])  # as after an interrupt
         else:
-            say(member, message)
+            send(worker, message)
 
-    unsaid: list[int] = []
+    unsent: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WorkerProcess, "send", mute)
+        patch.setattr(WorkerProcess, "send", send_all_but_one)
         fed.fit(1, progress=False)
-    assert unsaid and not fed.rejections_
-    assert fed.hash() == made("FedAvgPlus", InProcess).fit(2, progress=False).hash()
+    assert unsent and not fed.rejections_
+    assert fed.hash() == make_federation("FedAvgPlus", InProcess).fit(2, progress=False).hash()
 
 
-def test_closing_in_the_middle_means_that_the_work_goes_on_here() -> None:
-    pool = Waiting(workers=1)
-    fed = made("FedAvgPlus", pool).fit(1, progress=False)
+def test_closing_the_pool_continues_the_work_locally() -> None:
+    pool = WaitingProcesses(workers=1)
+    fed = make_federation("FedAvgPlus", pool).fit(1, progress=False)
     pool.close()
-    assert fed.fit(2, progress=False).hash() == made("FedAvgPlus", InProcess).fit(3, progress=False).hash()
+    assert fed.fit(2, progress=False).hash() == make_federation("FedAvgPlus", InProcess).fit(3, progress=False).hash()
     assert pool._pool is not None and not pool._pool.workers
 
 
-def test_an_engine_that_is_gone_leaves_nothing_with_its_workers() -> None:
-    pool = Waiting(workers=1)
-    fed = made("FedAvgPlus", pool).fit(1, progress=False)
+def test_deleted_engine_leaves_nothing_with_its_workers() -> None:
+    pool = WaitingProcesses(workers=1)
+    fed = make_federation("FedAvgPlus", pool).fit(1, progress=False)
     assert pool._pool is not None
     (member,) = pool._pool.workers
     assert len(member.plans) == 1 and list(pool._pool.folder.glob("tasks-*"))
     del fed
     gc.collect()
     assert not list(pool._pool.folder.glob("tasks-*"))
-    other = made("FedAvg", pool).fit(1, progress=False)
-    assert list(member.plans) == [other.engine_.number]  # type: ignore[attr-defined]
+    other = make_federation("FedAvg", pool).fit(1, progress=False)
+    assert list(member.plans) == [other.engine_.engine_id]  # type: ignore[attr-defined]
     pool.close()
 
 
@@ -383,27 +387,27 @@ def disguised() -> nn.Module:
 disguised.__qualname__ = "wrapped"
 
 
-def test_what_goes_by_another_s_name_is_refused() -> None:
+def test_object_with_a_false_address_is_rejected() -> None:
     with pytest.raises(SettingError, match="cannot be found by another process"):
         address_of(disguised)
 
 
-def test_no_room_in_shared_memory_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_shared_memory_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(EngineError, match=r"cannot be had: No space left on device. Make room there"):
-        SharedTensorFile(tmp_path / "shelf").write({"w": torch.ones(3)})
+    with pytest.raises(EngineError, match=r"Cannot reserve 0 MB in .*: No space left on device. Make room there"):
+        SharedTensorFile(tmp_path / "arrays").write({"w": torch.ones(3)})
 
 
-def test_nothing_is_left_behind() -> None:
-    pool = Waiting(workers=2)
-    made("FedAvgPlus", pool).fit(2, progress=False)
+def test_closed_pool_leaves_no_process_or_file() -> None:
+    pool = WaitingProcesses(workers=2)
+    make_federation("FedAvgPlus", pool).fit(2, progress=False)
     assert pool._pool is not None
     members = list(pool._pool.workers)
     folder = pool._pool.folder
-    assert len(list(folder.iterdir())) <= 2 + 2 * ANSWER_FILES  # the same files, again and again
+    assert len(list(folder.iterdir())) <= 2 + 2 * RESULT_FILES  # the files are reused
     pool.close()
     assert all(member.process.poll() is not None for member in members) and not folder.exists()
 
@@ -415,7 +419,7 @@ SCRIPT = """
     from descant import Federation, algorithms, parties
     from descant.engines import Processes
 
-    print("loaded")  # what a script prints must not come between a worker's answers
+    print("loaded")  # a script's output must not mix with a worker's replies
 
     def net(width):
         return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
@@ -436,30 +440,27 @@ def run_script(tmp_path: Path, last: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_script_s_own_functions_travel(tmp_path: Path) -> None:
+def test_functions_of_a_script_are_sent_to_workers(tmp_path: Path) -> None:
     done = run_script(tmp_path, 'if __name__ == "__main__":\n        main()')
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["loaded", "2"]
 
 
-def test_the_example_runs() -> None:
+def test_processes_example_runs() -> None:
     example = Path(__file__).parents[2] / "examples" / "processes.py"
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["True"]
 
 
-def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+def test_script_without_main_guard_gets_advice(tmp_path: Path) -> None:
     done = run_script(tmp_path, "main()")
     assert done.returncode != 0
     assert "Put that part of it under `if __name__ == '__main__':`" in done.stderr
 
 
-# ── addresses ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("name", ALL_METHODS)
-def test_every_algorithm_can_be_spelled_and_read_again(name: str) -> None:
+def test_every_algorithm_is_encoded_and_decoded(name: str) -> None:
     algorithm = bind(ALL_METHODS[name](), Federation(network, classification_parties(3), algorithms.FedAvg()).plan_.net)
     arrays: dict[str, Tensor] = {}
     again = decode(encode(algorithm, arrays), arrays)
@@ -467,7 +468,7 @@ def test_every_algorithm_can_be_spelled_and_read_again(name: str) -> None:
     assert type(again) is type(algorithm)
 
 
-def test_addresses_are_found_again() -> None:
+def test_addresses_resolve_to_their_objects() -> None:
     for thing in (network, nn.Linear, nn.functional.cross_entropy, Population.subset):
         assert resolve(address_of(thing)) is thing
     with pytest.raises(SettingError, match="cannot be found"):
@@ -476,23 +477,23 @@ def test_addresses_are_found_again() -> None:
         resolve("nowhere.py:net")
 
 
-def test_engines_agree_on_their_protocol(two: Processes) -> None:
-    engine: Engine = two(made("FedAvg", two).plan_)
+def test_process_engine_satisfies_the_engine_protocol(two: Processes) -> None:
+    engine: Engine = two(make_federation("FedAvg", two).plan_)
     assert list(engine.available_parties()) == list(classification_parties(6))
     assert engine.collect(0.0) == []
 
-
-# ── shelves ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 KINDS = st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bool, torch.float16])
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=4), st.tuples(KINDS, SHAPES), max_size=4), min_size=1, max_size=3))
-def test_a_shelf_holds_what_was_written_last(writes: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]]) -> None:
+def test_shared_file_holds_the_last_written_arrays(
+    writes: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]],
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        ours = SharedTensorFile(Path(folder, "shelf"))
-        theirs = SharedTensorFile(Path(folder, "shelf"))
+        ours = SharedTensorFile(Path(folder, "arrays"))
+        theirs = SharedTensorFile(Path(folder, "arrays"))
         for wanted in writes:
             arrays = {name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in wanted.items()}
             ours.write(arrays)
@@ -503,10 +504,10 @@ def test_a_shelf_holds_what_was_written_last(writes: list[dict[str, tuple[torch.
             )
 
 
-def test_a_shelf_is_a_safetensors_file_and_damage_is_named(tmp_path: Path) -> None:
-    shelf = SharedTensorFile(tmp_path / "shelf")
-    shelf.write({"w": torch.arange(16.0)})
-    assert torch.equal(load_file(shelf.file)["w"], torch.arange(16.0))
+def test_shared_file_is_a_safetensors_file_and_damage_is_an_error(tmp_path: Path) -> None:
+    shared = SharedTensorFile(tmp_path / "arrays")
+    shared.write({"w": torch.arange(16.0)})
+    assert torch.equal(load_file(shared.file)["w"], torch.arange(16.0))
     for damaged in (
         b"",
         b"\x10",
@@ -521,53 +522,50 @@ def test_a_shelf_is_a_safetensors_file_and_damage_is_named(tmp_path: Path) -> No
         SharedTensorFile(tmp_path / "nowhere").read()
 
 
-# ── Ray, as far as it can be seen without Ray ─────────────────────────────────────────────────────────────────────────
-
-
-def test_ray_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EngineError, match=r"Ray is not installed.*descant\[ray\]"):
-        made("FedAvg", Ray()).fit(1, progress=False)
+        make_federation("FedAvg", Ray()).fit(1, progress=False)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.5:6379", "ray://cluster.example:10001", "[2001:db8::1]:6379", "0.0.0.0:1"])
-def test_a_cluster_elsewhere_without_a_token_is_refused(
+def test_remote_cluster_without_a_token_is_rejected(
     address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SettingError, match="whoever reaches a cluster without one can run code on it"):
-        made("FedAvg", Ray(address=address)).fit(1, progress=False)
+    with pytest.raises(SettingError, match="anyone who reaches a cluster without a token can run code on it"):
+        make_federation("FedAvg", Ray(address=address)).fit(1, progress=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     with pytest.raises(EngineError, match="not installed"):
-        made("FedAvg", Ray(address=address)).fit(1, progress=False)
+        make_federation("FedAvg", Ray(address=address)).fit(1, progress=False)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:6379", "LOCALHOST:6379", "[::1]:6379", "ray://localhost:1", "auto"])
-def test_a_cluster_on_this_machine_needs_none(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_local_cluster_needs_no_token(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EngineError, match="not installed"):
-        made("FedAvg", Ray(address=address)).fit(1, progress=False)
+        make_federation("FedAvg", Ray(address=address)).fit(1, progress=False)
 
 
 @pytest.mark.parametrize(
     "address", ["nowhere", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:99999", "[::1:1", ""]
 )
-def test_what_is_no_address_of_a_cluster_is_said_to_be_none(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_cluster_address_is_rejected(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
         SettingError, match=rf"address of a Ray cluster must be host:port.* Got {re.escape(repr(address))}"
     ):
-        made("FedAvg", Ray(address=address)).fit(1, progress=False)
+        make_federation("FedAvg", Ray(address=address)).fit(1, progress=False)
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://localhost:{}"])
-def test_an_address_at_which_nothing_answers_is_told_without_ray(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray itself would try for minutes."""
+def test_unreachable_cluster_address_is_reported_at_once(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would retry for minutes."""
 
     def init(**settings: Any) -> None:
         raise ConnectionError(f"Ray was asked for {settings['address']}")
@@ -579,20 +577,20 @@ def test_an_address_at_which_nothing_answers_is_told_without_ray(form: str, monk
         held.bind(("127.0.0.1", 0))
         address = form.format(held.getsockname()[1])
         with pytest.raises(EngineError, match=f"Nothing answers at {address}: .*ray start --head"):
-            made("FedAvg", Ray(address=address)).fit(1, progress=False)
+            make_federation("FedAvg", Ray(address=address)).fit(1, progress=False)
         held.listen()
         with pytest.raises(EngineError, match=f"Ray was asked for {address}"):
-            made("FedAvg", Ray(address=address)).fit(1, progress=False)
+            make_federation("FedAvg", Ray(address=address)).fit(1, progress=False)
 
 
-def test_a_worker_starts_no_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_cannot_start_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WORKER_ENV, "1")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EngineError, match="Put that part of it under `if __name__"):
-        made("FedAvg", Ray()).fit(1, progress=False)
+        make_federation("FedAvg", Ray()).fit(1, progress=False)
 
 
-def test_a_token_that_was_made_here_opens_no_other_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_generated_token_does_not_open_another_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("descant.engines.ray.ray_cluster._CREATED_TOKENS", ["1" * 64])
     monkeypatch.setenv("RAY_AUTH_TOKEN", "1" * 64)
@@ -600,34 +598,34 @@ def test_a_token_that_was_made_here_opens_no_other_cluster(monkeypatch: pytest.M
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.5:6379")
     for address in ("10.0.0.5:6379", "auto"):
         with pytest.raises(SettingError, match="there is no token for it"):
-            made("FedAvg", Ray(address=address)).fit(1, progress=False)
+            make_federation("FedAvg", Ray(address=address)).fit(1, progress=False)
 
 
-def test_what_tasks_share_is_carried_once() -> None:
-    fed = made("FedAvgPlus", InProcess)
+def test_shared_arrays_are_sent_once() -> None:
+    fed = make_federation("FedAvgPlus", InProcess)
     hypers = {name: Sgd().hyper for name in fed.population}
     tasks = list(make_tasks(fed.plan_, fed.state, hypers, kind="train", index=1))
-    load = RayTaskBatch(tasks, [{"moments": torch.ones(3)} for _ in tasks])
-    shared = load.shared_arrays
-    assert load.shared_keys == set(shared)
-    center = tasks[0].arrays["global_model"]
-    assert sum(array.numel() == center.numel() and torch.equal(array, center) for array in shared.values()) == 1
+    batch = RayTaskBatch(tasks, [{"moments": torch.ones(3)} for _ in tasks])
+    shared = batch.shared_arrays
+    assert batch.shared_keys == set(shared)
+    model = tasks[0].arrays["global_model"]
+    assert sum(array.numel() == model.numel() and torch.equal(array, model) for array in shared.values()) == 1
     for rows in (range(2), range(2, 6)):
-        fields, own = unpack_from_ray(pack_for_ray(*load.piece_payload(rows)))
+        fields, own = unpack_from_ray(pack_for_ray(*batch.piece_payload(rows)))
         again = [from_fields(one, {**shared, **own}, Task) for one in fields["tasks"]]
         for task, other in zip(tasks[rows.start : rows.stop], again, strict=True):
             assert other.party == task.party and other.settings == task.settings
             assert all(torch.equal(other.arrays[name], array) for name, array in task.arrays.items())
-        assert not set(own) & load.shared_keys
+        assert not set(own) & batch.shared_keys
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3)])
-def test_arrays_come_out_as_they_went_in(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_packed_arrays_are_unpacked_unchanged(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     whole = torch.arange(2 * math.prod(shape)).view(2, *shape).to(dtype)
     fields, arrays = unpack_from_ray(
         pack_for_ray({"a": [1, None]}, {"row": whole[1]})
-    )  # it shares its memory with another
+    )  # it shares its storage with another row
     assert fields == {"a": [1, None]} and arrays["row"].dtype == dtype
     assert torch.equal(arrays["row"], whole[1])
     arrays["row"].zero_()

@@ -1,5 +1,7 @@
-"""The engine on a Ray cluster gives the numbers of the one in this process, whoever dies. `bash scripts/engines` runs
-this, in an environment that has Ray."""
+"""The Ray engine gives the same results as one process, also after deaths of workers.
+
+`bash scripts/engines` runs these tests in an environment with Ray.
+"""
 
 from __future__ import annotations
 
@@ -53,16 +55,16 @@ def two() -> Iterator[Ray]:
 
 
 METHODS = {
-    **{name: partial(RecipeCase.algorithm, way) for name, way in (ALL_SILO_CASES | SIMULATION_ONLY_CASES).items()},
+    **{name: partial(RecipeCase.algorithm, case) for name, case in (ALL_SILO_CASES | SIMULATION_ONLY_CASES).items()},
     **ALL_METHODS,
 }
-AWAY = {"coreset_proxies": 3}  # so many take part, so that others are stood in for
+PARTICIPATION = {"coreset_proxies": 3}  # parties per round, so that the others get coreset proxies
 
 
-def made(name: str, engine: Any, **settings: Any) -> Federation:
-    given = {"solver": Sgd(lr=0.1, steps=3, batch=4), "seed": 7, "attend": AWAY.get(name), **settings}
+def make_federation(name: str, engine: Any, **settings: Any) -> Federation:
+    given = {"solver": Sgd(lr=0.1, steps=3, batch=4), "seed": 7, "participation": PARTICIPATION.get(name), **settings}
     method = METHODS[name]()
-    if method.quorum is not None:  # who is first depends on the day, but for a virtual clock
+    if method.quorum is not None:  # only a virtual clock makes the order of replies reproducible
         engine = VirtualClock({"0": 0.5}, engine=engine)
     return Federation(
         partial(network, torch.float32), partial(classification_parties, 6), method, engine=engine, **given
@@ -71,9 +73,9 @@ def made(name: str, engine: Any, **settings: Any) -> Federation:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_ray_gives_the_same_hash_for_every_method(name: str, two: Ray) -> None:
-    fed = made(name, two).fit(3, progress=False)
+    fed = make_federation(name, two).fit(3, progress=False)
     assert not fed.rejections_
-    assert fed.hash() == made(name, InProcess).fit(3, progress=False).hash()
+    assert fed.hash() == make_federation(name, InProcess).fit(3, progress=False).hash()
 
 
 @pytest.mark.parametrize("name", SOLVER_CASES)
@@ -87,16 +89,16 @@ def test_ray_gives_the_same_hash_for_every_solver(name: str, two: Ray) -> None:
     assert len(hashes) == 1
 
 
-def test_memory_is_saved_and_goes_on_elsewhere(two: Ray, tmp_path: Path) -> None:
+def test_saved_run_continues_on_another_engine(two: Ray, tmp_path: Path) -> None:
     for name in ("FedGeoMedPlus", "Ditto", "stragglers"):
-        whole = made(name, InProcess, solver=ADAM).fit(4, progress=False)
-        made(name, two, solver=ADAM).fit(2, progress=False).save(tmp_path / name)
+        whole = make_federation(name, InProcess, solver=ADAM).fit(4, progress=False)
+        make_federation(name, two, solver=ADAM).fit(2, progress=False).save(tmp_path / name)
         for engine in (two, InProcess):
-            again = made(name, engine, solver=ADAM).load(tmp_path / name).fit(2, progress=False)
+            again = make_federation(name, engine, solver=ADAM).load(tmp_path / name).fit(2, progress=False)
             assert again.hash() == whole.hash() and str(again.table()) == str(whole.table())
 
 
-def test_a_study_shares_its_workers(two: Ray) -> None:
+def test_comparison_shares_its_workers(two: Ray) -> None:
     settings: dict[str, Any] = {"rounds": 2, "lr": 0.1, "steps": 2, "batch": 4, "progress": False}
     methods = [algorithms.FedAvg(), algorithms.FedAvgPlus()]
     ours = compare(methods, network, partial(classification_parties, 4), engine=two, **settings)
@@ -104,73 +106,74 @@ def test_a_study_shares_its_workers(two: Ray) -> None:
     assert len(two._workers) == 2
 
 
-def test_a_worker_that_dies_is_named_replaced_and_its_piece_repeated(two: Ray, tmp_path: Path) -> None:
+def test_dead_worker_is_named_and_replaced_and_its_piece_repeated(two: Ray, tmp_path: Path) -> None:
     loss = partial(loss_killing_worker_once, kill_file=str(tmp_path / "die"))
-    fed = made("FedAvgPlus", two, loss=loss, solver=ADAM).fit(1, progress=False)
+    fed = make_federation("FedAvgPlus", two, loss=loss, solver=ADAM).fit(1, progress=False)
     (tmp_path / "die").touch()
     with pytest.warns(DescantWarning, match=r"Ray worker \d died while it worked on '.*It is replaced"):
         fed.fit(2, progress=False)
     assert not (tmp_path / "die").exists() and not fed.rejections_
-    assert fed.hash() == made("FedAvgPlus", InProcess, loss=loss, solver=ADAM).fit(3, progress=False).hash()
+    assert fed.hash() == make_federation("FedAvgPlus", InProcess, loss=loss, solver=ADAM).fit(3, progress=False).hash()
 
 
-# ── what parties remember stays with the workers ──────────────────────────────────────────────────────────────────────
-
-
-def heavy(engine: Any, **settings: Any) -> Federation:
-    """Memories of 200 kB."""
+def make_wide_federation(engine: Any, **settings: Any) -> Federation:
+    """A federation whose party states have 200 kB each."""
     method = algorithms.FedGeoMedPlus()
     return Federation(
         wide_network, partial(classification_parties, 6), method, solver=ADAM, seed=7, engine=engine, **settings
     )
 
 
-def here(fed: Federation) -> tuple[int, int]:
-    """Bytes of memories in this process, and parties that have one anywhere."""
+def state_counts(fed: Federation) -> tuple[int, int]:
+    """Return the bytes of party states in this process, and the number of parties that have one anywhere."""
     memory: Any = fed.engine_.party_states
     return memory.held_bytes, len(memory.names())
 
 
-@pytest.mark.parametrize("attend", [None, 4])
-def test_large_memories_stay_with_the_workers(attend: int | None, two: Ray, tmp_path: Path) -> None:
-    fed = heavy(two, attend=attend).fit(1, progress=False)
-    assert here(fed)[0] > 4 * 200_000  # nobody knew yet that they are large
+@pytest.mark.parametrize("participation", [None, 4])
+def test_large_party_states_stay_with_the_workers(participation: int | None, two: Ray, tmp_path: Path) -> None:
+    fed = make_wide_federation(two, participation=participation).fit(1, progress=False)
+    assert state_counts(fed)[0] > 4 * 200_000  # their size was not known in the first round
     fed.fit(5, progress=False)
-    assert here(fed) == (0, 6) and not fed.rejections_
-    whole = heavy(InProcess, attend=attend).fit(6, progress=False)
+    assert state_counts(fed) == (0, 6) and not fed.rejections_
+    whole = make_wide_federation(InProcess, participation=participation).fit(6, progress=False)
     assert fed.hash() == whole.hash() and str(fed.table()) == str(whole.table())
-    assert here(fed) == (0, 6)  # looking at them leaves them where they are
+    assert state_counts(fed) == (0, 6)  # reading them does not move them
     fed.save(tmp_path / "run")
     for engine in (two, InProcess):
-        again = heavy(engine, attend=attend).load(tmp_path / "run").fit(2, progress=False)
-        assert again.hash() == heavy(InProcess, attend=attend).fit(8, progress=False).hash()
+        again = make_wide_federation(engine, participation=participation).load(tmp_path / "run").fit(2, progress=False)
+        assert (
+            again.hash() == make_wide_federation(InProcess, participation=participation).fit(8, progress=False).hash()
+        )
 
 
-def test_a_worker_that_dies_takes_no_memory_with_it(tmp_path: Path) -> None:
+def test_dead_worker_loses_no_party_state(tmp_path: Path) -> None:
     engine = Ray(workers=2)
     loss = partial(loss_killing_worker_once, kill_file=str(tmp_path / "die"))
-    fed = heavy(engine, loss=loss).fit(2, progress=False)
-    assert here(fed) == (0, 6)
+    fed = make_wide_federation(engine, loss=loss).fit(2, progress=False)
+    assert state_counts(fed) == (0, 6)
     (tmp_path / "die").touch()
     with pytest.warns(DescantWarning, match="It is replaced"):
         fed.fit(1, progress=False)
-    for hand in engine._workers:  # those that made the memories
-        sys.modules["ray"].kill(hand)
+    for worker in engine._workers:  # they made the party states
+        sys.modules["ray"].kill(worker)
     with pytest.warns(DescantWarning, match="It is replaced"):
         fed.fit(1, progress=False)
-    assert not fed.rejections_ and here(fed) == (0, 6)
+    assert not fed.rejections_ and state_counts(fed) == (0, 6)
     engine.close()
-    assert fed.hash() == heavy(InProcess, loss=loss).fit(4, progress=False).hash()
+    assert fed.hash() == make_wide_federation(InProcess, loss=loss).fit(4, progress=False).hash()
 
 
-def test_memories_go_with_their_federation(two: Ray) -> None:
-    """At once: nobody else knows how much of Ray's memory they take."""
+def test_party_states_are_freed_with_their_federation(two: Ray) -> None:
+    """At once: Ray counts their memory until then."""
     engines = weakref.WeakSet[Any]()
-    heavy(two).fit(1, progress=False)  # the first in a process stays longer: torch keeps what it first failed with
+    make_wide_federation(two).fit(
+        1, progress=False
+    )  # the first in a process stays longer, because torch keeps an early exception
     gc.disable()
     try:
-        fed = heavy(two).fit(3, progress=False)
-        assert here(fed) == (0, 6)
+        fed = make_wide_federation(two).fit(3, progress=False)
+        assert state_counts(fed) == (0, 6)
         engines.add(fed.engine_)
         del fed
         assert not engines
@@ -178,26 +181,28 @@ def test_memories_go_with_their_federation(two: Ray) -> None:
         gc.enable()
 
 
-def test_pieces_are_small_where_what_parties_remember_would_not_fit(two: Ray) -> None:
-    fed = heavy(two).fit(2, progress=False)
+def test_pieces_are_small_when_party_states_would_not_fit(two: Ray) -> None:
+    fed = make_wide_federation(two).fit(2, progress=False)
     engine: Any = fed.engine_
-    assert engine._room > 2**20
-    engine._room = 500_000  # two memories
+    assert engine._piece_state_bytes > 2**20
+    engine._piece_state_bytes = 500_000  # two party states
     tasks = make_tasks(fed.plan_, fed.state, dict.fromkeys(fed.population, ADAM.hyper), kind="train", index=3)
     engine.submit(list(tasks))
-    assert [len(part.tasks) for part in engine._owed.pieces.values()] == [2, 2, 1, 1]
+    assert [len(piece.tasks) for piece in engine._queue.pieces.values()] == [2, 2, 1, 1]
     fed.fit(2, progress=False)
-    assert here(fed) == (0, 6) and fed.hash() == heavy(InProcess).fit(4, progress=False).hash()
+    assert state_counts(fed) == (0, 6) and fed.hash() == make_wide_federation(InProcess).fit(4, progress=False).hash()
 
 
-def test_a_cluster_that_was_left_is_not_started_again_to_look_for_what_was_there(tmp_path: Path) -> None:
+def test_cluster_that_was_left_is_not_restarted_to_fetch_states(tmp_path: Path) -> None:
     code = (
         "from test_ray_engine import *\nif __name__ == '__main__':\n"
-        "    two = Ray(workers=2)\n    fed = heavy(two).fit(3, progress=False)\n    import ray; ray.shutdown()\n"
+        "    two = Ray(workers=2)\n    fed = make_wide_federation(two).fit(3, progress=False)\n"
+        "    import ray; ray.shutdown()\n"
         "    for ask in (fed.hash, partial(fed.fit, 1)):\n        try:\n            ask()\n"
         "        except EngineError as error:\n            print(error)\n"
         "    assert not ray.is_initialized()\n"
-        "    assert heavy(two).fit(2, progress=False).hash() == heavy(InProcess).fit(2, progress=False).hash()\n"
+        "    restarted, expected = (make_wide_federation(e).fit(2, progress=False) for e in (two, InProcess))\n"
+        "    assert restarted.hash() == expected.hash()\n"
     )
     (tmp_path / "left.py").write_text(code)
     given = environment(tmp_path)
@@ -205,23 +210,25 @@ def test_a_cluster_that_was_left_is_not_started_again_to_look_for_what_was_there
     command = [sys.executable, str(tmp_path / "left.py")]
     ended = subprocess.run(command, env=given, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    assert re.search(r"Go on from the last save.*\n.*These workers have been closed", ended.stdout)
+    assert re.search(r"Go on from the last checkpoint.*\n.*These workers have been closed", ended.stdout)
 
 
-def test_memories_stay_on_their_machine_and_one_that_goes_with_them_is_said(tmp_path: Path) -> None:
+def test_party_states_stay_on_their_machine_and_their_loss_is_reported(tmp_path: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("two_machine_cluster.py"))]
     ended = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found["workers"] == 3  # as many as the cluster has cores, whatever this machine has
-    first, *later = found["seen"]
+    first, *later = found["machines"]
     assert all(len(machines) == 1 for machines in first) and len({machine for (machine,) in first}) == 2
     assert all(again == first for again in later)
     assert [found["second"]] in first
-    assert re.match(r"What parties remember was on a machine .* that is gone. Go on from the last save", found["said"])
+    assert re.match(
+        r"The party states were on a machine that has left the cluster. Go on from the last", found["error"]
+    )
 
 
-def test_a_party_that_kills_every_worker_is_lost_and_the_others_go_on() -> None:
+def test_party_that_kills_every_worker_is_lost_and_others_continue() -> None:
     engine = Ray(workers=1)
     fed = Federation(
         dropout_network,
@@ -232,16 +239,16 @@ def test_a_party_that_kills_every_worker_is_lost_and_the_others_go_on() -> None:
         steps=1,
         engine=engine,
     )
-    with pytest.warns(DescantWarning) as told:
+    with pytest.warns(DescantWarning) as caught:
         (round,) = fed.rounds(1)
     assert round.round.accepted == ("0", "2")
-    (refusal,) = fed.rejections_
-    assert refusal.party == "1" and "lost: Ray worker 0 died" in refusal.reason
-    assert any("1 of 3 reports were refused" in str(warning.message) for warning in told)
+    (rejection,) = fed.rejections_
+    assert rejection.party == "1" and "lost: Ray worker 0 died" in rejection.reason
+    assert any("1 of 3 reports were refused" in str(warning.message) for warning in caught)
     engine.close()
 
 
-def test_a_worker_that_hangs_is_given_up_at_the_deadline_and_replaced() -> None:
+def test_hanging_worker_is_given_up_at_the_deadline_and_replaced() -> None:
     engine = Ray(workers=1)
     fed = Federation(
         network,
@@ -263,7 +270,7 @@ def test_a_worker_that_hangs_is_given_up_at_the_deadline_and_replaced() -> None:
     engine.close()
 
 
-def test_a_worker_that_hangs_for_one_federation_does_not_keep_another_waiting() -> None:
+def test_hanging_worker_does_not_block_another_federation() -> None:
     engine = Ray(workers=1)
     people = partial(classification_parties, 2)
     fed = Federation(network, people, algorithms.FedAvg(), loss=loss_hanging_workers, lr=0.1, steps=1, engine=engine)
@@ -278,29 +285,32 @@ def test_a_worker_that_hangs_for_one_federation_does_not_keep_another_waiting() 
     engine.close()
 
 
-def test_workers_that_were_closed_say_so() -> None:
+def test_closed_workers_are_an_error() -> None:
     engine = Ray(workers=1)
-    fed = made("FedAvg", engine).fit(1, progress=False)
+    fed = make_federation("FedAvg", engine).fit(1, progress=False)
     engine.close()
     with pytest.raises(EngineError, match="These workers have been closed"):
         fed.fit(1, progress=False)
-    again = made("FedAvg", engine).fit(2, progress=False)  # another federation starts new ones
-    assert again.hash() == made("FedAvg", InProcess).fit(2, progress=False).hash()
+    again = make_federation("FedAvg", engine).fit(2, progress=False)  # another federation starts new ones
+    assert again.hash() == make_federation("FedAvg", InProcess).fit(2, progress=False).hash()
     engine.close()
 
 
-def test_a_cluster_that_is_not_the_one_asked_for_is_refused(two: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
-    made("FedAvg", two).fit(1, progress=False)
+def test_connection_to_another_cluster_is_an_error(two: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_federation("FedAvg", two).fit(1, progress=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "1" * 64)
-    with pytest.raises(EngineError, match=r"part of the Ray cluster at .* already, and 10.0.0.5:6379 was asked for"):
-        made("FedAvg", Ray(workers=1, address="10.0.0.5:6379")).fit(1, progress=False)
+    with pytest.raises(
+        EngineError, match=r"already connected to the Ray cluster at .*, and 10.0.0.5:6379 was requested"
+    ):
+        make_federation("FedAvg", Ray(workers=1, address="10.0.0.5:6379")).fit(1, progress=False)
 
 
-def test_ray_that_was_imported_too_early_says_what_to_do() -> None:
+def test_early_import_of_ray_gets_advice() -> None:
     code = (
         "import ray; from functools import partial; from descant import Federation, algorithms; "
         "from descant.engines import Ray; from toy_problems import classification_parties, network; "
-        "Federation(network, partial(classes, 2), algorithms.FedAvg(), engine=Ray(1)).fit(1, progress=False)"
+        "parties = partial(classification_parties, 2); "
+        "Federation(network, parties, algorithms.FedAvg(), engine=Ray(1)).fit(1, progress=False)"
     )
     given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     given["PYTHONPATH"] = str(Path(__file__).parents[1] / "helpers")
@@ -308,7 +318,7 @@ def test_ray_that_was_imported_too_early_says_what_to_do() -> None:
     assert ended.returncode == 1 and b"Set RAY_AUTH_MODE=token in the environment" in ended.stderr
 
 
-def test_what_makes_model_and_parties_must_do_so_there(two: Ray) -> None:
+def test_factories_must_work_the_same_in_workers(two: Ray) -> None:
     with pytest.raises(
         EngineError, match=r"(?s)could not make the federation.*in network_failing_in_workers.*ZeroDivisionError"
     ):
@@ -317,16 +327,16 @@ def test_what_makes_model_and_parties_must_do_so_there(two: Ray) -> None:
         )
     with pytest.raises(EngineError, match=r"other parties than this process.*seed what it draws"):
         Federation(network, parties_differing_in_workers, algorithms.FedAvg(), engine=two).fit(1, progress=False)
-    with pytest.raises(SettingError, match=r"The model cannot go .*lambda"):
+    with pytest.raises(SettingError, match=r"The model cannot be sent .*lambda"):
         Federation(lambda: network(), partial(classification_parties, 4), algorithms.FedAvg(), engine=two).fit(
             1, progress=False
         )
 
 
-def test_nobody_without_the_token_reaches_the_cluster(two: Ray) -> None:
+def test_cluster_is_closed_to_clients_without_the_token(two: Ray) -> None:
     import ray
 
-    made("FedAvg", two).fit(1, progress=False)
+    make_federation("FedAvg", two).fit(1, progress=False)
     address = ray.get_runtime_context().gcs_address
     code = f"import ray; ray.init(address={address!r}, log_to_driver=False); print(len(ray.nodes()))"
     given = {**os.environ, "RAY_AUTH_MODE": "token"}
@@ -337,55 +347,53 @@ def test_nobody_without_the_token_reaches_the_cluster(two: Ray) -> None:
     assert not ray.worker._global_node.webui_url
 
 
-def test_no_process_of_a_cluster_that_is_started_here_reports_to_anybody(two: Ray) -> None:
-    """Where Ray reports to is told even that nothing is reported, unless it is another place."""
-    made("FedAvg", two).fit(1, progress=False)
-    looked = list[str]()
+def test_started_cluster_sends_no_usage_reports(two: Ray) -> None:
+    """Ray reports even that reports are off, unless its report URL is changed."""
+    make_federation("FedAvg", two).fit(1, progress=False)
+    checked = list[str]()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            told = process.environ()
-            if "PATH" in told:  # Ray's agents write their title over theirs; it is the raylet's, which starts them
-                assert told["RAY_USAGE_STATS_ENABLED"] == "0", process.cmdline()
-                assert told["RAY_USAGE_STATS_REPORT_URL"] == "http://127.0.0.1:9/", process.cmdline()
-                looked.append(process.name())
-    assert {"gcs_server", "raylet"} <= set(looked)
+            variables = process.environ()
+            if "PATH" in variables:  # Ray's agents overwrite theirs with a title; the raylet starts them with its own
+                assert variables["RAY_USAGE_STATS_ENABLED"] == "0", process.cmdline()
+                assert variables["RAY_USAGE_STATS_REPORT_URL"] == "http://127.0.0.1:9/", process.cmdline()
+                checked.append(process.name())
+    assert {"gcs_server", "raylet"} <= set(checked)
 
-
-# ── by the command, on a cluster that others have started ─────────────────────────────────────────────────────────────
 
 RECIPE = (
     '[run]\nseed = 5\nrounds = 2\n[parties]\npopulation = "toy_problems:classification_parties"\n'
     + MODEL_AND_METHOD_TABLES
 )
-ASKED = """
+MAIN = """
 import atexit, os, sys
 from descant.cli import main
 
-def told():
+def print_usage_reports():
     from ray._common.usage import usage_lib
-    print("reports to others:", usage_lib.usage_stats_enabled(), os.environ["RAY_USAGE_STATS_ENABLED"], file=sys.stderr)
+    print("usage reports:", usage_lib.usage_stats_enabled(), os.environ["RAY_USAGE_STATS_ENABLED"], file=sys.stderr)
 
 if "--address" in sys.argv:
-    atexit.register(told)
+    atexit.register(print_usage_reports)
 main()
 """
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """That of a user who has set nothing of Ray's."""
+    """Return the environment of a user without Ray variables."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return {**given, "HOME": str(folder), "PYTHONPATH": os.pathsep.join(sys.path[1:]), **more}
 
 
 def descant(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", ASKED, *arguments]
+    command = [sys.executable, "-c", MAIN, *arguments]
     given = environment(folder, **more)
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """A cluster in processes of its own: its address, and its token."""
+    """The address and the token of a cluster in separate processes."""
     token = "a" * 64
     port = free_port()
     log = tmp_path / "ray.log"
@@ -407,7 +415,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, str]]:
             head.wait()
 
 
-def test_the_command_runs_on_a_cluster_and_reports_to_nobody(cluster: tuple[str, str], tmp_path: Path) -> None:
+def test_run_command_uses_a_cluster_and_sends_no_usage_reports(cluster: tuple[str, str], tmp_path: Path) -> None:
     address, token = cluster
     (tmp_path / "recipe.toml").write_text(RECIPE.format(method="fedgeomed+"))
     here = descant(tmp_path, "run", "recipe.toml", "--out", "here", "--json")
@@ -416,10 +424,10 @@ def test_the_command_runs_on_a_cluster_and_reports_to_nobody(cluster: tuple[str,
     there = descant(tmp_path, *asked, RAY_AUTH_TOKEN=token)
     assert there.returncode == 0, there.stderr
     assert json.loads(there.stdout)["hash"] == json.loads(here.stdout)["hash"]
-    assert "reports to others: False 0" in there.stderr
+    assert "usage reports: False 0" in there.stderr
 
 
-def test_the_command_refuses_a_cluster_elsewhere_without_a_token(tmp_path: Path) -> None:
+def test_run_command_rejects_a_remote_cluster_without_a_token(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE.format(method="fedavg"))
     ended = descant(tmp_path, "run", "recipe.toml", "--engine", "ray", "--address", "10.0.0.5:6379")
     assert ended.returncode == 1 and "there is no token for it" in " ".join(ended.stderr.split())

@@ -1,6 +1,6 @@
-"""A federation on a Ray cluster of two machines, one of which goes away: what became of it, as JSON.
+"""Run a federation on a Ray cluster of two machines, remove one, and print the outcome as JSON.
 
-Both are processes here, each with a shared memory of its own. It is a script because a process is part of one cluster.
+The machines are processes with separate shared memories. It is a script because a process joins only one cluster.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from toy_problems import classification_parties, wide_network
 
 
 def nodes_with_party_state(fed: Federation) -> list[list[str]]:
-    """By party, the machines that have its memory."""
+    """Return, by party, the machines that have its state."""
     party_states: Any = fed.engine_.party_states
-    references = [party_states.look(party).place for party in party_states.names()]
+    references = [party_states.peek(party).object_ref for party in party_states.names()]
     locations = ray.experimental.get_object_locations(references)
     return [sorted(locations[place]["node_ids"]) for place in references]
 
@@ -47,7 +47,12 @@ def main() -> None:
         error_message = str(error)
     print(
         json.dumps(
-            {"workers": len(engine._workers), "seen": nodes_by_fit, "second": second.node_id, "said": error_message}
+            {
+                "workers": len(engine._workers),
+                "machines": nodes_by_fit,
+                "second": second.node_id,
+                "error": error_message,
+            }
         ),
         flush=True,
     )

@@ -1,4 +1,4 @@
-"""How tasks reach parties; one small file each."""
+"""Engines: they decide where the tasks of a round run, and never change the result."""
 
 from typing import TYPE_CHECKING
 

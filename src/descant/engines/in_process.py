@@ -1,4 +1,4 @@
-"""The engine that every other one must agree with: the stack runs here, cut only where memory asks for it."""
+"""The default engine: tasks run in this process as one stack. Every other engine must give the same result."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from ..rounds.party_side import perform_tasks
 from ..rounds.plan import Plan
 from ..storage import PartyStore
 
-_STACK_BYTES = 2**31  # the rows of one stack with their gradients, moments and anchors
-_COPIES = 8
+_STACK_BYTES = 2**31  # bytes of one stack, with its gradients, moments and anchors
+_COPIES = 8  # of each row, in gradients, moments and anchors
 
 
 class InProcess:
-    """Runs the tasks of a round as one stack, or as several of at most ``most`` parties."""
+    """Run the tasks of a round as one stack, or as several stacks of at most ``max_parties`` parties."""
 
     def __init__(self, plan: Plan, max_parties: int | None = None) -> None:
         row_bytes = plan.net.layout.width * plan.net.layout.dtype.itemsize
         self._max_parties = max_parties or max(2, _STACK_BYTES // (row_bytes * _COPIES))
         self._names = tuple(plan.population)
-        self._work = partial(perform_tasks, plan)
+        self._perform_tasks = partial(perform_tasks, plan)
         self._queue: list[Task] = []
-        self._memory = PartyStore(plan.memory_budget)
+        self._party_states = PartyStore(plan.memory_budget)
 
     @property
     def party_states(self) -> Store:
-        return self._memory
+        return self._party_states
 
     def available_parties(self, starting_round: bool = False) -> Sequence[str]:
         return self._names
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        self._queue = list(tasks)  # what is left of a round that was broken off is dropped
+        self._queue = list(tasks)  # drops the rest of an interrupted round
 
     def collect(self, timeout: float) -> list[Reply]:
         batch = self._queue[: self._max_parties]
         self._queue = self._queue[self._max_parties :]
-        reports = []
-        for report, memory in self._work(batch, [self._memory.get(task.party) for task in batch]):
-            if memory is not None:
-                self._memory.stage(report.party, memory)
-            reports.append(report)
-        return reports
+        replies = []
+        for reply, party_state in self._perform_tasks(batch, [self._party_states.get(task.party) for task in batch]):
+            if party_state is not None:
+                self._party_states.stage(reply.party, party_state)
+            replies.append(reply)
+        return replies

@@ -1,8 +1,8 @@
-"""Parties on machines of their own: a task goes out as a letter, and its answer comes back as one, or not at all.
+"""The engine for silos: a task goes out as a message, and its reply comes back as one, or not at all.
 
-A `Post` carries letters: Flower does (see `flower`), and so does a fake in tests. Data and memories stay with the
-parties. A party keeps what it learned in a round aside until the next letter says that its report was accepted; so a
-round that was broken off, on either side, leaves no trace.
+A `ServerTransport` carries the messages: Flower's (see `deployment.flower`), or a fake one in tests. Data and party
+states stay with the parties. A party commits the state of a round only when a later task says that its reply was
+accepted; so a round interrupted on either side leaves no trace.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from ..serialization.wire import MessageBytes, MessageLimits, pack_or_spill, unp
 from ..storage import PartyStore
 
 LAST_ACCEPTED = "accepted"
-"""The setting by which a task tells its party the last round in which the party's report counted; 0: none yet."""
+"""The task setting with the last round in which the party's reply was accepted; 0: none yet."""
 
 _MAX_NAMED = 10  # parties
-_NO_PARTIES_ADVICE = "new invites, as more are needed than are left; or begin again with a smaller --quorum"
-_MIN_POLL = 0.02
-_MAX_POLL = 1.0  # seconds between two looks into the letter box
+_NO_PARTIES_ADVICE = "new invites, because too few parties are left; or start again with a smaller --quorum"
+_MIN_POLL = 0.02  # seconds between two polls of the transport
+_MAX_POLL = 1.0
 
 
 class UndeliveredError(Exception):
-    """A letter that has no answer, and why; `final` if it would be in vain to send it again."""
+    """A message has no reply; `is_final` if it must not be sent again."""
 
     def __init__(self, reason: str, is_final: bool = False) -> None:
         super().__init__(reason)
@@ -45,34 +45,34 @@ class UndeliveredError(Exception):
 
 
 class ServerTransport(Protocol):
-    """Who carries letters to parties and back. Nothing is known of them here; large ones go and come as files."""
+    """Carries messages to parties and back without reading them; large messages are files."""
 
     def connected_parties(self) -> Mapping[str, str]:
-        """The parties that can be reached now, each with a mark of when it came: one that comes again has another."""
+        """Return the parties that can be reached now with their session ids; a reconnect makes a new session."""
 
     def departed_parties(self) -> Collection[str]:
-        """Those who cannot be reached because they have left in order, and were not back at once."""
+        """Return the parties that have said goodbye and have not reconnected at once."""
 
     def send(self, party: str, payload: MessageBytes, ttl: float) -> str:
-        """Send a letter that is good for so long; the number to ask for its answer by, or :class:`Lost`."""
+        """Send a message that expires after `ttl` seconds and return its id, or raise :class:`UndeliveredError`."""
 
     def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
-        """The answers that have come, by number, each once; and why others never will: if they are too long, say."""
+        """Return new replies by message id, each once, and an error for each that will never come or is too long."""
 
     def discard(self, message_ids: Collection[str]) -> None:
-        """Nobody asks for the answers to these any more."""
+        """Forget these messages; their replies are no longer wanted."""
 
 
 class Silos:
-    """Makes engines whose parties are reached by a post: ``Federation(..., engine=Silos(post))``."""
+    """Makes engines whose parties are reached by a transport: ``Federation(..., engine=Silos(transport))``."""
 
     def __init__(
         self,
         transport: ServerTransport,
         limits: WaitLimits = WaitLimits(),  # noqa: B008
         log: Callable[[str], None] = print,
-        excluded: Callable[[], Mapping[str, str]] = dict,  # whom nobody waits or stands in for any more, and why
-        on_wait: Callable[[], None] = lambda: None,  # called while a round cannot begin: it may break it off
+        excluded: Callable[[], Mapping[str, str]] = dict,  # parties out for good, with the reason
+        on_wait: Callable[[], None] = lambda: None,  # called while a round cannot begin; it may raise to stop the wait
     ) -> None:
         check_settings(limits, "[server]")
         self.transport = transport
@@ -88,7 +88,7 @@ class Silos:
 
 
 class SiloEngine:
-    """A `core.Engine` for one plan. Its memory holds, of each party, only which of its rounds counted last."""
+    """A `core.Engine` for one plan; its store has only the last accepted round of each party."""
 
     def __init__(self, plan: Plan, silos: Silos) -> None:
         self._plan = plan
@@ -97,14 +97,14 @@ class SiloEngine:
         self._log = silos.log
         self._excluded = silos.excluded
         self._on_wait = silos.on_wait
-        self._memory = PartyStore(plan.memory_budget)
-        self._in_flight: dict[str, tuple[Task, str]] = {}  # by the number of the letter: the task, and its party's mark
-        self._sent_ids: set[str] = set()  # the numbers of all letters since the last tasks came
-        self._to_resend: list[Task] = []  # letters that got lost, to parties that the round waits for
-        self._proxy_tasks: list[Task] = []  # stand-ins: they learn from what parties have left with us
+        self._party_states = PartyStore(plan.memory_budget)
+        self._in_flight: dict[str, tuple[Task, str]] = {}  # by message id: the task, and its party's session id
+        self._sent_ids: set[str] = set()  # ids of all messages since the last `submit`
+        self._to_resend: list[Task] = []  # undelivered tasks of parties that the round waits for
+        self._proxy_tasks: list[Task] = []  # run here, on the parties' coresets
         self._ready: list[Reply] = []
-        self._absent: Sequence[str] = ()  # whom the last round began without
-        self._answer_count = 0
+        self._absent: Sequence[str] = ()  # parties missing when the last round began
+        self._reply_count = 0
         self._started = 0.0
         self._is_late = False
         layout = plan.net.layout
@@ -117,126 +117,139 @@ class SiloEngine:
 
     @property
     def party_states(self) -> Store:
-        return self._memory
+        return self._party_states
 
     def available_parties(self, starting_round: bool = False) -> Sequence[str]:
-        """Who is there, once they are enough; who has left is wanted to begin a round, and not to be judged."""
-        told = ""
+        """Return the connected parties once there are enough of them.
+
+        A party that has left counts as missing at the start of a round, and is ignored for an evaluation.
+        """
+        last_message = ""
         pause = _MIN_POLL
         while True:
-            here = self._transport.connected_parties()  # first: who was forgotten and has come again is wanted
-            barred = {*self._excluded(), *(() if starting_round else self._transport.departed_parties())}
-            wanted = [name for name in self._plan.population if name not in barred]
-            found, missing = ([name for name in wanted if (name in here) is there] for there in (True, False))
-            least = self._min_parties(len(wanted), starting_round)
-            if len(found) >= least:
+            connected = self._transport.connected_parties()  # first: it updates which parties are excluded
+            ignored = {*self._excluded(), *(() if starting_round else self._transport.departed_parties())}
+            wanted = [name for name in self._plan.population if name not in ignored]
+            present, missing = (
+                [name for name in wanted if (name in connected) is is_present] for is_present in (True, False)
+            )
+            needed = self._min_parties(len(wanted), starting_round)
+            if len(present) >= needed:
                 if starting_round:
                     self._log_absent(missing)
-                return found
-            waits = (
-                f"{len(found)} of {least} parties are there. Waiting for {name_list(missing) or _NO_PARTIES_ADVICE}."
-            )
-            if waits != told:
-                self._log(waits)
-                told = waits
+                return present
+            waiting_for = name_list(missing) or _NO_PARTIES_ADVICE
+            message = f"{len(present)} of {needed} parties are connected. Waiting for {waiting_for}."
+            if message != last_message:
+                self._log(message)
+                last_message = message
             self._on_wait()
             pause = min(_MAX_POLL, 2 * pause)
             time.sleep(pause)
 
-    def _min_parties(self, wanted: int, begin: bool) -> int:
-        """How many must be there; once a round has counted, a quorum will do, and less than that begins no round.
+    def _min_parties(self, wanted: int, starting_round: bool) -> int:
+        """Return how many parties must be connected: the quorum, once a round has been accepted.
 
-        Else they are no more than there are.
+        The number is at most `wanted`, except that no round starts below the quorum.
         """
-        begun = bool(self._memory.names())
+        has_accepted_round = bool(self._party_states.names())
         secure = self._plan.algorithm.secure_aggregation
-        quorum = self._limits.quorum if begun else None
-        least = self._limits.min_parties if quorum is None else quorum
-        least = least if begin and quorum is not None else min(least, wanted)
-        return max(least, 1 if secure is None else secure.min_parties)
+        quorum = self._limits.quorum if has_accepted_round else None
+        needed = self._limits.min_parties if quorum is None else quorum
+        needed = needed if starting_round and quorum is not None else min(needed, wanted)
+        return max(needed, 1 if secure is None else secure.min_parties)
 
     def _log_absent(self, missing: Sequence[str]) -> None:
-        """Say whom a round begins without, where that is not as it was before."""
+        """Log the parties missing at the start of a round, unless they are the same as before."""
         if missing and missing != self._absent:
-            self._log(f"Round {self._memory.round + 1} begins without {name_list(missing)}.")
+            self._log(f"Round {self._party_states.round + 1} begins without {name_list(missing)}.")
         self._absent = missing
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        wanted = {_task_key(task): task for task in tasks}  # what else is out is of a round that was broken off
+        wanted = {_task_key(task): task for task in tasks}  # other tasks in flight are of an interrupted round
         self._in_flight = {
-            number: one
-            for number, one in self._in_flight.items()
-            if _is_same_task(one[0], wanted.get(_task_key(one[0])))
+            message_id: (task, session_id)
+            for message_id, (task, session_id) in self._in_flight.items()
+            if _is_same_task(task, wanted.get(_task_key(task)))
         }
         self._transport.discard(self._sent_ids - self._in_flight.keys())
         self._sent_ids = set(self._in_flight)
         self._to_resend = []
         self._ready = []
-        self._answer_count = 0
+        self._reply_count = 0
         self._started = time.monotonic()
         self._is_late = False
         self._proxy_tasks = [task for task in tasks if task.kind == "proxy"]
-        marks = self._transport.connected_parties()
-        out = {_task_key(task) for task, _ in self._in_flight.values()}
+        sessions = self._transport.connected_parties()
+        in_flight = {_task_key(task) for task, _ in self._in_flight.values()}
         for task in tasks:
-            if task.kind != "proxy" and _task_key(task) not in out:
-                self._send(task, marks.get(task.party, ""))
+            if task.kind != "proxy" and _task_key(task) not in in_flight:
+                self._send(task, sessions.get(task.party, ""))
 
     def _send(self, task: Task, session_id: str) -> None:
-        accepted = int(self._memory.get(task.party).get(LAST_ACCEPTED, torch.tensor(0)))
-        waits = self._limits
-        seconds = waits.timeout if waits.quorum is None else waits.deadline
+        accepted = int(self._party_states.get(task.party).get(LAST_ACCEPTED, torch.tensor(0)))
+        limits = self._limits
+        seconds = limits.timeout if limits.quorum is None else limits.deadline
         outgoing = replace(task, settings={**task.settings, LAST_ACCEPTED: accepted}, deadline=seconds)
         try:
             message = pack_or_spill(self._plan.memory_budget, outgoing)
-            message_id = self._transport.send(task.party, message, waits.timeout)
+            message_id = self._transport.send(task.party, message, limits.timeout)
             self._sent_ids.add(message_id)
             self._in_flight[message_id] = (task, session_id)
-        except UndeliveredError as why:
-            self._ready += self._handle_undelivered(task, why)
+        except UndeliveredError as error:
+            self._ready += self._handle_undelivered(task, error)
 
-    def _handle_undelivered(self, task: Task, why: UndeliveredError) -> list[Reply]:
-        """A letter got lost: it goes out again when its party is there again. Nobody is waited for to be judged."""
-        if why.is_final or task.kind not in ("train", "keys"):
-            return [_failed_reply(task, "lost", str(why))]
-        self._log(f"Round {task.round}: {task.party} does not answer ({printable(str(why))}).")
+    def _handle_undelivered(self, task: Task, error: UndeliveredError) -> list[Reply]:
+        """Resend an undelivered task when its party is back; give up a final error or an evaluation."""
+        if error.is_final or task.kind not in ("train", "keys"):
+            return [_failed_reply(task, "lost", str(error))]
+        self._log(f"Round {task.round}: {task.party} does not answer ({printable(str(error))}).")
         self._to_resend.append(task)
         return []
 
     def _resend(self) -> None:
-        """What got lost goes out to parties that are there; and to those that went and came, for nobody tells of that.
+        """Send undelivered tasks to connected parties, and all tasks of parties that have a new session.
 
-        A party answers a letter that comes twice in the same way.
+        A party gives the same reply to a task that comes twice.
         """
-        here = self._transport.connected_parties()
-        self._drop_unreachable(here)
-        moved = [number for number, (task, mark) in self._in_flight.items() if here.get(task.party, mark) != mark]
-        tasks = [*self._to_resend, *(self._in_flight.pop(number)[0] for number in moved)]
-        self._to_resend = [task for task in tasks if task.party not in here]
+        sessions = self._transport.connected_parties()
+        self._drop_unreachable(sessions)
+        reconnected = [
+            message_id
+            for message_id, (task, session_id) in self._in_flight.items()
+            if sessions.get(task.party, session_id) != session_id
+        ]
+        tasks = [*self._to_resend, *(self._in_flight.pop(message_id)[0] for message_id in reconnected)]
+        self._to_resend = [task for task in tasks if task.party not in sessions]
         for task in tasks:
-            if task.party in here:
-                self._send(task, here[task.party])
+            if task.party in sessions:
+                self._send(task, sessions[task.party])
 
-    def _drop_unreachable(self, here: Collection[str]) -> None:
-        """Nobody waits for those who are gone and do not come for letters: who left, was revoked, or forgotten."""
+    def _drop_unreachable(self, connected: Collection[str]) -> None:
+        """Give up the tasks of disconnected parties that have left, were revoked or were forgotten."""
         tasks = [*self._to_resend, *(task for task, _ in self._in_flight.values())]
-        away = {task.party for task in tasks} - set(here)
-        why = {**dict.fromkeys(self._transport.departed_parties(), "it has left"), **self._excluded()} if away else {}
-        gone = away & why.keys()
-        self._ready += [_failed_reply(task, "lost", why[task.party]) for task in tasks if task.party in gone]
+        away = {task.party for task in tasks} - set(connected)
+        departed = self._transport.departed_parties() if away else ()
+        reasons = {**dict.fromkeys(departed, "it has left"), **self._excluded()} if away else {}
+        gone = away & reasons.keys()
+        self._ready += [_failed_reply(task, "lost", reasons[task.party]) for task in tasks if task.party in gone]
         self._to_resend = [task for task in self._to_resend if task.party not in gone]
-        self._in_flight = {number: one for number, one in self._in_flight.items() if one[0].party not in gone}
+        self._in_flight = {
+            message_id: (task, session_id)
+            for message_id, (task, session_id) in self._in_flight.items()
+            if task.party not in gone
+        }
 
     def collect(self, timeout: float) -> list[Reply]:
         end = time.monotonic() + timeout
         pause = _MIN_POLL
         while True:
-            reports = self._run_proxies() or self._take_ready() or self._fetch_replies() or self._give_up_overdue()
-            left = end - time.monotonic()
-            if reports or not (self._in_flight or self._to_resend) or left <= 0:
-                return reports
+            replies = self._run_proxies() or self._take_ready() or self._fetch_replies() or self._give_up_overdue()
+            seconds_left = end - time.monotonic()
+            if replies or not (self._in_flight or self._to_resend) or seconds_left <= 0:
+                return replies
             self._resend()
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, seconds_left))
             pause = min(_MAX_POLL, 1.5 * pause)
 
     def _run_proxies(self) -> list[Reply]:
@@ -244,85 +257,86 @@ class SiloEngine:
         self._proxy_tasks = []
         if not tasks:
             return []
-        barred = self._excluded()
-        reasons = {party: f"{reason}: nobody stands in for it" for party, reason in barred.items()}
+        excluded = self._excluded()
+        reasons = {party: f"{reason}: it gets no coreset proxy" for party, reason in excluded.items()}
         declined = [_failed_reply(task, "declined", reasons[task.party]) for task in tasks if task.party in reasons]
-        tasks = [task for task in tasks if task.party not in barred]
-        return declined + [report for report, _ in perform_tasks(self._plan, tasks, [{} for _ in tasks])]
+        tasks = [task for task in tasks if task.party not in excluded]
+        return declined + [reply for reply, _ in perform_tasks(self._plan, tasks, [{} for _ in tasks])]
 
     def _take_ready(self) -> list[Reply]:
-        reports = self._ready
+        replies = self._ready
         self._ready = []
-        return reports
+        return replies
 
     def _fetch_replies(self) -> list[Reply]:
-        reports = []
-        for number, answer in (
-            self._transport.fetch_replies(tuple(self._in_flight), self._max_message_bytes).items()
-            if self._in_flight
-            else ()
-        ):
-            task, _ = self._in_flight.pop(number, (None, ""))
-            if task is not None:  # else it answers a round that was broken off
-                self._answer_count += not isinstance(answer, UndeliveredError)
-                reports += (
-                    self._handle_undelivered(task, answer)
-                    if isinstance(answer, UndeliveredError)
-                    else [self._decode_reply(task, answer)]
-                )
-        return reports
+        if not self._in_flight:
+            return []
+        replies = list[Reply]()
+        payloads = self._transport.fetch_replies(tuple(self._in_flight), self._max_message_bytes)
+        for message_id, payload in payloads.items():
+            task, _ = self._in_flight.pop(message_id, (None, ""))
+            if task is None:  # it replies to an interrupted round
+                continue
+            if isinstance(payload, UndeliveredError):
+                replies += self._handle_undelivered(task, payload)
+            else:
+                self._reply_count += 1
+                replies.append(self._decode_reply(task, payload))
+        return replies
 
-    def _decode_reply(self, task: Task, answer: MessageBytes) -> Reply:
-        """The report in an answer; one of another party or round is not taken for it."""
-        if len(answer) > self._max_message_bytes:
+    def _decode_reply(self, task: Task, payload: MessageBytes) -> Reply:
+        """Return the reply in a payload, or a failed one if it is of another party, round or kind."""
+        if len(payload) > self._max_message_bytes:
             return _failed_reply(
-                task, "error", f"its answer has {len(answer)} bytes, and may have {self._max_message_bytes}"
+                task, "error", f"its reply has {len(payload)} bytes, and the limit is {self._max_message_bytes}"
             )
         try:
-            report = unpack(answer, Reply, self._message_limits)
+            reply = unpack(payload, Reply, self._message_limits)
         except EngineError as error:
             return _failed_reply(task, "error", str(error))
-        said = _task_key(report)
-        asked = _task_key(task)
-        if said != asked:
-            return _failed_reply(task, "error", f"it answered for {said}, and was asked for {asked}")
-        report = replace(report, reason=printable(report.reason))
-        if report.status == "ok" and task.kind == "train":
-            self._memory.stage(task.party, {LAST_ACCEPTED: torch.tensor(task.round)})
-        return report
+        if _task_key(reply) != _task_key(task):
+            return _failed_reply(
+                task, "error", f"it answered for {_task_key(reply)}, and was asked for {_task_key(task)}"
+            )
+        reply = replace(reply, reason=printable(reply.reason))
+        if reply.status == "ok" and task.kind == "train":
+            self._party_states.stage(task.party, {LAST_ACCEPTED: torch.tensor(task.round)})
+        return reply
 
     def _give_up_overdue(self) -> list[Reply]:
-        """Who is not waited for any more: the others are a quorum, whatever they have answered."""
+        """Give up the open tasks when the deadline is over and a quorum has replied, with any status."""
         seconds = self._limits.deadline
         quorum = self._limits.quorum
         late = [*self._to_resend, *(task for task, _ in self._in_flight.values())]
         if quorum is None or not late or time.monotonic() - self._started < seconds:
             return []
-        if self._answer_count < quorum and late[0].kind != "evaluate":
+        if self._reply_count < quorum and late[0].kind != "evaluate":
             self._log_late(late, quorum)
             return []
         self._in_flight = {}
         self._to_resend = []
         return [
-            _failed_reply(task, "lost", f"no answer within {seconds:g} s: the round went on without it")
-            for task in late
+            _failed_reply(task, "lost", f"no reply within {seconds:g} s: the round went on without it") for task in late
         ]
 
     def _log_late(self, late: Sequence[Task], quorum: int) -> None:
-        """Say once whom a round waits for that is due and has no quorum."""
+        """Log once which parties a round waits for after its deadline, because it has no quorum."""
         if not self._is_late:
-            needs = f"{self._answer_count} of the {quorum} answers with which it goes on without others"
-            after = f"after {self._limits.deadline:g} s. Waiting for {name_list([task.party for task in late])}"
-            self._log(f"Round {late[0].round} has {needs}, {after}.")
+            seconds = self._limits.deadline
+            waiting_for = name_list([task.party for task in late])
+            self._log(
+                f"Round {late[0].round} has {self._reply_count} of its quorum of {quorum} replies after {seconds:g} s. "
+                f"Waiting for {waiting_for}."
+            )
         self._is_late = True
 
 
-def _task_key(one: Task | Reply) -> tuple[str, int, str]:
-    return one.party, one.round, one.kind
+def _task_key(message: Task | Reply) -> tuple[str, int, str]:
+    return message.party, message.round, message.kind
 
 
 def _is_same_task(task: Task, current: Task | None) -> bool:
-    """Whether what was asked is what is asked now, so that its answer will do."""
+    """Return whether a task asks for the same work as the current one, so that its reply can be used."""
     if (
         current is None
         or _work_settings(task) != _work_settings(current)
@@ -335,12 +349,12 @@ def _is_same_task(task: Task, current: Task | None) -> bool:
 
 
 def _work_settings(task: Task) -> dict[str, Any]:
-    """What a task says of its work: to judge it is no other."""
+    """Return the settings of a task that decide its result; an evaluation of the work does not change it."""
     return {name: value for name, value in task.settings.items() if name != "evaluate_local"}
 
 
 def name_list(names: Sequence[str]) -> str:
-    """Parties by name, the first ten of them."""
+    """Return the names joined with commas, at most ten of them."""
     return ", ".join(names[:_MAX_NAMED]) + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
 
 

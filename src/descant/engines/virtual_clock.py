@@ -1,4 +1,4 @@
-"""A virtual clock: parties of unlike speed, without waiting for any of them."""
+"""Simulate parties of different speeds on a virtual clock, without waiting for the slow ones."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .in_process import InProcess
 class VirtualClock:
     """Makes engines in which a task takes its work divided by its party's speed, in virtual seconds.
 
-    ``Federation(..., engine=Clocked({"slow": 0.1}))``: who is not named has a speed of 1, a unit of work a second.
-    Which reports make up a round, and how late each of them is, then depends on speeds and seed alone; reports say when
-    they came (the metric "clock"). The work itself is done, by ``engine``, when its time has come.
+    ``Federation(..., engine=VirtualClock({"slow": 0.1}))``: a party that is not named has speed 1, one unit of work per
+    second. The replies that make up a round, and their delays, then depend on the speeds and the seed alone. Each reply
+    has its arrival time as the metric "clock". ``engine`` does the work itself when a task is due.
     """
 
-    speeds: Mapping[str, float] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict)  # by party; 1 for the others
     jitter: float = setting(0.0, "standard deviation of the logarithm of a task's duration", least=0)
     engine: Callable[[Plan], Engine] = InProcess
 
@@ -33,22 +33,22 @@ class VirtualClock:
         check_settings(self)
         for party, speed in self.speeds.items():
             if party not in plan.population:
-                raise SettingError(f"Clocked has a speed for party {party!r}, and there is none of that name.")
+                raise SettingError(f"VirtualClock has a speed for party {party!r}, and there is no party of that name.")
             if not isinstance(speed, int | float) or isinstance(speed, bool) or not 0 < speed < math.inf:
                 raise SettingError(f"The speed of party {party!r} must be a number > 0. Got {speed!r}.")
         return VirtualClockEngine(plan, self, self.engine(plan))
 
 
 class VirtualClockEngine:
-    """A `core.Engine` around another one; what it was asked last is all that it knows."""
+    """A `core.Engine` around another engine; it keeps only the tasks submitted last."""
 
     def __init__(self, plan: Plan, settings: VirtualClock, engine: Engine) -> None:
         self._seed = plan.seed
         self._quorum = plan.algorithm.quorum
         self._settings = settings
         self._engine = engine
-        self._due: list[tuple[float, Task]] = []  # in the order of their time
-        self._outstanding = 0  # answers of the engine below
+        self._due: list[tuple[float, Task]] = []  # sorted by time
+        self._outstanding = 0  # replies that the wrapped engine still has to give
         self._arrivals: dict[str, float] = {}
         self._started = 0
 
@@ -60,7 +60,7 @@ class VirtualClockEngine:
         return self._engine.available_parties(starting_round)
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        if any(task.kind not in ("train", "proxy") for task in tasks):  # who looks on takes no time
+        if any(task.kind not in ("train", "proxy") for task in tasks):  # evaluation takes no time
             self._due = []
             self._arrivals = {}
             self._outstanding = len(tasks)
@@ -73,15 +73,15 @@ class VirtualClockEngine:
     def collect(self, timeout: float) -> list[Reply]:
         if not self._outstanding and self._due:
             self._submit_due()
-        reports = self._engine.collect(timeout)
-        self._outstanding = max(0, self._outstanding - len(reports))
-        return [self._add_arrival_time(report) for report in reports]
+        replies = self._engine.collect(timeout)
+        self._outstanding = max(0, self._outstanding - len(replies))
+        return [self._add_arrival_time(reply) for reply in replies]
 
     def _submit_due(self) -> None:
-        """Hand on what is due next: all stand-ins, and as many parties as the round waits for."""
+        """Submit the tasks that are due next: all coreset proxies, and as many parties as the round waits for."""
         parties = [task.party for _, task in self._due if task.kind == "train"]
-        most = len(parties) if self._quorum is None else max(1, self._quorum - self._started)
-        later = set(parties[most:])
+        count = len(parties) if self._quorum is None else max(1, self._quorum - self._started)
+        later = set(parties[count:])
         now = [due for due in self._due if due[1].party not in later]
         self._due = [due for due in self._due if due[1].party in later]
         self._arrivals = {task.party: at for at, task in now}
@@ -90,7 +90,7 @@ class VirtualClockEngine:
         self._engine.submit([task for _, task in now])
 
     def _finish_time(self, task: Task) -> float:
-        """When its answer comes; a stand-in is the server's own work, and takes none."""
+        """Return the time of a task's reply; a coreset proxy is the server's own work and takes no time."""
         sent_at = float(task.settings.get("sent_at", 0.0))
         if task.kind == "proxy":
             return sent_at
@@ -99,12 +99,12 @@ class VirtualClockEngine:
         return sent_at + float(task.settings["work"]) * slowness
 
     def _tie_break(self, task: Task) -> tuple[int, float]:
-        """Who is first of those who are done at one time: who was asked first, then by lot.
+        """Return the sort key of tasks that finish at the same time: the earlier round first, then a random draw.
 
-        By name, the same parties would be late again and again.
+        Sorted by name, the same parties would always be late.
         """
         return task.round, float(seeds.stream(self._seed, task.round, task.party, "tie").random())
 
-    def _add_arrival_time(self, report: Reply) -> Reply:
-        at = self._arrivals.get(report.party)
-        return report if at is None else replace(report, metrics={**report.metrics, "clock": at})
+    def _add_arrival_time(self, reply: Reply) -> Reply:
+        at = self._arrivals.get(reply.party)
+        return reply if at is None else replace(reply, metrics={**reply.metrics, "clock": at})

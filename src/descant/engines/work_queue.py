@@ -1,4 +1,4 @@
-"""What workers owe a round: pieces, and what becomes of one whose worker died."""
+"""Pieces of a round's work for worker processes, and their retries after a worker has died."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..rounds.party_side import TaskResult
 from ..serialization.wire import from_fields
 
 next_id = partial(next, itertools.count())
-"""A number that nothing else in this process has."""
+"""Return a number that is unique in this process."""
 
-_MAX_DEATHS = 2
+_MAX_DEATHS = 2  # workers that may die on a piece before it is split
 _ADVICE = "Use fewer workers, smaller batches or a smaller model, or leave the party out."
 
 
 class TaskBatch(Protocol):
-    """The tasks of one `submit`, and what their parties remember."""
+    """The tasks of one `submit` with their parties' states."""
 
     @property
     def tasks(self) -> Sequence[Task]: ...
@@ -56,16 +56,16 @@ class WorkPiece(Generic[BatchT]):
         return self.batch.party_states[self.rows.start : self.rows.stop]
 
     def is_overdue(self) -> bool:
-        """Whether its deadline is over, or so near that whoever waits for it, who began a little earlier, has left."""
+        """Return whether the deadline is over or close: the round started its wait a little earlier."""
         return time.monotonic() - self.started > 0.95 * max(task.deadline for task in self.tasks)
 
     def renumbered(self, rows: range, deaths: int) -> WorkPiece[BatchT]:
-        """These rows once more: what was asked before is not answered by it."""
+        """Return these rows as a new piece, so that a late result of the old one is ignored."""
         return replace(self, rows=rows, deaths=deaths, number=next_id(), started=time.monotonic())
 
 
 class WorkQueue(Generic[BatchT]):
-    """The pieces that answers are owed for, those of them that wait for a worker, and the answers that came."""
+    """The unfinished pieces, those of them that wait for a worker, and the results that have come."""
 
     def __init__(self, pieces: Sequence[WorkPiece[BatchT]] = ()) -> None:
         self.pieces: dict[int, WorkPiece[BatchT]] = {}
@@ -81,7 +81,7 @@ class WorkQueue(Generic[BatchT]):
         self.waiting.extendleft(reversed(pieces))
 
     def retry(self, piece: WorkPiece[BatchT], reason: str) -> None:
-        """A piece whose worker died is repeated, then cut in two, and a party that does it alone is given up."""
+        """Repeat a piece whose worker died; after repeated deaths split it, and give up a single party."""
         if self.pieces.pop(piece.number, None) is None:
             return
         if piece.deaths < _MAX_DEATHS:
@@ -94,28 +94,28 @@ class WorkQueue(Generic[BatchT]):
             self.fail(piece, "lost", f"{reason}. {_ADVICE}")
 
     def fail(self, piece: WorkPiece[BatchT], status: Status, reason: str) -> None:
-        """Say of every task of a piece that there is no answer."""
+        """Record a failed reply for every task of a piece."""
         self.results += [(Reply(t.party, t.round, t.kind, status=status, reason=reason), None) for t in piece.tasks]
         self.pieces.pop(piece.number, None)
 
     def record_results(self, piece: WorkPiece[BatchT], results: Sequence[TaskResult]) -> None:
-        """The answers to a piece, if they are still wanted."""
+        """Record the results of a piece, unless it is no longer wanted."""
         if piece.number in self.pieces:
             self.results += results
-            del self.pieces[piece.number]  # last: an interrupt must not lose them
+            del self.pieces[piece.number]  # last: an interrupt must not lose the results
 
     def take_replies(self, party_states: Store) -> list[Reply]:
-        """What has come; what parties remember goes into the store."""
-        answers = self.results
+        """Return the replies that have come, and stage their party states in the store."""
+        results = self.results
         self.results = []
-        for report, party_state in answers:
+        for reply, party_state in results:
             if party_state is not None:
-                party_states.stage(report.party, party_state)
-        return [report for report, _ in answers]
+                party_states.stage(reply.party, party_state)
+        return [reply for reply, _ in results]
 
 
 def read_task_result(fields: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> TaskResult:
-    """A report and what its party remembers, as a worker wrote them."""
+    """Return the reply and the party state that a worker wrote."""
     keys = fields["party_state"]
     party_state = None if keys is None else {name: arrays[key] for name, key in keys.items()}
-    return from_fields(fields["report"], arrays, Reply), party_state
+    return from_fields(fields["reply"], arrays, Reply), party_state

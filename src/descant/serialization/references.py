@@ -1,8 +1,7 @@
-"""Code goes by its address, never as an object: functions, classes and records written as JSON, and found again.
+"""Functions, classes and dataclasses as JSON: code is sent as an address that the receiver imports.
 
-An address is ``package.module:name``, or ``path/to/file.py:name`` for what a script defines. What is read back is
-imported, never unpickled; so both sides must have the same code, and only what stands at the top level of a module can
-travel.
+An address is ``package.module:name``, or ``path/to/file.py:name`` for code in a script. Nothing is unpickled. So both
+sides need the same code, and only names at the top level of a module can be sent.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _ADVICE = (
 
 
 def address_of(target: Any) -> str:
-    """Where a function or a class is found.
+    """Return the address of a function or a class.
 
     >>> address_of(torch.nn.functional.cross_entropy)
     'torch.nn.functional:cross_entropy'
@@ -38,12 +37,12 @@ def address_of(target: Any) -> str:
     module = getattr(target, "__module__", None)
     name = getattr(target, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
-        raise SettingError(f"{target!r:.80} has no address that another process could find it by. {_ADVICE}")
+        raise SettingError(f"{target!r:.80} has no address by which another process can import it. {_ADVICE}")
     if module == "__main__" or module.startswith("descant_file_"):
         file = getattr(sys.modules[module], "__file__", None)
         if file is None:
             raise SettingError(
-                f"{name!r} was defined in an interactive session, which no other process sees. {_ADVICE}"
+                f"{name!r} was defined in an interactive session, which no other process can import. {_ADVICE}"
             )
         module = str(Path(file).resolve())
     address = f"{module}:{name}"
@@ -53,9 +52,9 @@ def address_of(target: Any) -> str:
 
 
 def resolve(address: str) -> Any:
-    """What stands at an address; an error says which half of it is wrong.
+    """Return the object at an address; an error names the half that is wrong.
 
-    >>> find("torch.nn:Linear")
+    >>> resolve("torch.nn:Linear")
     <class 'torch.nn.modules.linear.Linear'>
     """
     module_path, _, name = address.rpartition(":")
@@ -70,7 +69,7 @@ def resolve(address: str) -> Any:
 
 
 def import_module_or_file(path: str) -> ModuleType:
-    """The module of this name, or that a file makes, imported once."""
+    """Return the module of this name or in this file, importing it at most once."""
     if not path.endswith(".py"):
         try:
             return importlib.import_module(path)
@@ -100,9 +99,11 @@ def import_module_or_file(path: str) -> ModuleType:
 
 
 def encode(value: Any, arrays: dict[str, Tensor]) -> Any:
-    """A value as JSON, its tensors apart: plain values, records (dataclasses), functions, classes, partials, dtypes.
+    """Return a value as JSON and put its tensors into `arrays`.
 
-    >>> spell((1, functools.partial(torch.nn.Linear, 2)), {})
+    It may hold plain values, dataclasses, functions, classes, partials, dtypes and tensors.
+
+    >>> encode((1, functools.partial(torch.nn.Linear, 2)), {})
     {'tuple': [1, {'partial': 'torch.nn.modules.linear:Linear', 'of': [2], 'with': {}}]}
     """
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
@@ -126,14 +127,17 @@ def encode(value: Any, arrays: dict[str, Tensor]) -> Any:
         fields = {f.name: encode_part(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
         return {"record": address_of(type(value)), "with": fields}
     if isinstance(value, nn.Module):
-        raise SettingError(f"A live {type(value).__name__} cannot go to another process; give what makes it. {_ADVICE}")
+        raise SettingError(
+            f"A {type(value).__name__} object cannot be sent to another process: give a function that makes it. "
+            f"{_ADVICE}"
+        )
     return {"at": address_of(value)}
 
 
 def decode(encoded: Any, arrays: Mapping[str, Tensor]) -> Any:
-    """The value that was spelled.
+    """Return the value that was encoded.
 
-    >>> read(spell({"a": (1.5, math.inf)}, {}), {})
+    >>> decode(encode({"a": (1.5, math.inf)}, {}), {})
     {'a': (1.5, inf)}
     """
     if not isinstance(encoded, dict):
@@ -150,7 +154,7 @@ def decode(encoded: Any, arrays: Mapping[str, Tensor]) -> Any:
         if kind == "partial":
             return functools.partial(target, *map(decode_part, encoded["of"]), **keywords)
         if not (isinstance(target, type) and dataclasses.is_dataclass(target)):
-            raise SettingError(f"{value} is not a record.")
+            raise SettingError(f"{value} is not a dataclass.")
         return target(**keywords)
     simple = {"float": float, "tensor": arrays.__getitem__, "dtype": functools.partial(getattr, torch), "at": resolve}
     return simple[kind](value)  # type: ignore[operator]

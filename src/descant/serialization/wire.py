@@ -1,7 +1,7 @@
-"""Tasks and reports as bytes: safetensors for the arrays, JSON for the rest; nothing is unpickled or executed.
+"""Tasks and replies as bytes: safetensors for the arrays, JSON for the rest; nothing is unpickled or executed.
 
-Every engine that leaves the process speaks these bytes. What travels alone carries a digest of itself: a bit that flips
-in a memory or on a disk could make a number that is as good as any.
+Every engine outside this process uses this format. A packed message carries a digest of itself: a bit flipped in
+memory or on a disk could otherwise turn one valid number into another.
 """
 
 from __future__ import annotations
@@ -20,34 +20,32 @@ from torch import Tensor
 from ..core.messages import Reply, Status, Task
 from ..errors import EngineError
 from ..storage.mapped_tensors import map_tensors
+from ..storage.safetensors_header import LENGTH_BYTES, METADATA_KEY, decode_header, encode_header, header_length
 from ..storage.spill import SpillFile
 
 MessageT = TypeVar("MessageT", Task, Reply)
 MessageBytes: TypeAlias = bytes | SpillFile
-"""A task or a report as bytes, here or in a file."""
+"""A packed task or reply, in memory or in a file."""
 _HEADER_KEY = "descant"
-_METADATA_KEY = "__metadata__"
 _CORESET_KEY = "encrypted_coreset"
 _MAX_DEADLINE = 1e7  # seconds that a task may take
-_MAX_TEXT_BYTES = 2**20  # bytes of all that is said beside the arrays
-_MAX_ENTRY_BYTES = (
-    512  # bytes that say where one array lies, of which kind it is, and how it is called twice, beside its name
-)
+_MAX_TEXT_BYTES = 2**20  # bytes of all fields that are not arrays
+_MAX_ENTRY_BYTES = 512  # header bytes of one array beside its name: its type, shape, byte range and key
 _DECODE_ERRORS = (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)
 
 
 @dataclass(frozen=True)
 class MessageLimits:
-    """What a letter may have, as far as it must be known before anything is made of it."""
+    """Limits on a message that are checked before any of it is decoded."""
 
     max_arrays: int
-    max_header_bytes: int  # bytes before the arrays
+    max_header_bytes: int
 
     @classmethod
     def for_tensors(cls, names: Collection[str]) -> MessageLimits:
-        """For a report with arrays of these names; and what is sealed is one more.
+        """Return the limits for a reply with arrays of these names and one encrypted coreset.
 
-        >>> Most.of(["weight", "bias"]).arrays
+        >>> MessageLimits.for_tensors(["weight", "bias"]).max_arrays
         3
         """
         names = [*names, _CORESET_KEY]
@@ -55,15 +53,15 @@ class MessageLimits:
 
 
 class TensorPool:
-    """The arrays of many parcels, each once: what a hundred tasks share is carried a single time."""
+    """The arrays of several messages, each stored once even if many tasks share it."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Tensor] = {}
         self._keys: dict[int, str] = {}
-        self._kept_alive: list[Tensor] = []  # alive, so that no other tensor takes its identity
+        self._kept_alive: list[Tensor] = []  # or another tensor could get the same id()
 
     def add(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-        """Take tensors in; what they are called inside."""
+        """Add tensors and return their keys in the pool, by name."""
         return {name: self._add(tensor) for name, tensor in tensors.items()}
 
     def _add(self, tensor: Tensor) -> str:
@@ -75,14 +73,11 @@ class TensorPool:
 
 
 def to_fields(message: Task | Reply, pool: TensorPool) -> dict[str, Any]:
-    """A task or a report as JSON values, its arrays put into a crate."""
+    """Return a task or a reply as JSON values, with its arrays in a pool."""
     fields = {**vars(message), "arrays": pool.add(message.arrays)}
     if isinstance(message, Reply):
-        fields[_CORESET_KEY] = (
-            pool.add({_CORESET_KEY: _bytes_to_tensor(message.encrypted_coreset)})[_CORESET_KEY]
-            if message.encrypted_coreset
-            else ""
-        )
+        coreset = message.encrypted_coreset
+        fields[_CORESET_KEY] = pool.add({"": _bytes_to_tensor(coreset)})[""] if coreset else ""
     return fields
 
 
@@ -92,12 +87,12 @@ def _bytes_to_tensor(data: bytes) -> Tensor:
 
 def _tensor_to_bytes(tensor: Tensor) -> bytes:
     if tensor.dtype != torch.uint8:
-        raise ValueError(f"its {_CORESET_KEY!r} is of {tensor.dtype}")
+        raise ValueError(f"its {_CORESET_KEY!r} has the type {tensor.dtype}")
     return bytes(tensor.numpy().tobytes())
 
 
 def from_fields(fields: Any, arrays: Mapping[str, Tensor], kind: type[MessageT]) -> MessageT:
-    """The task or the report of a sheet; anything else is an :class:`EngineError`."""
+    """Return the task or reply with these fields, or raise :class:`EngineError`."""
     try:
         fields = dict(fields)
         fields["arrays"] = {name: arrays[key] for name, key in fields["arrays"].items()}
@@ -110,10 +105,10 @@ def from_fields(fields: Any, arrays: Mapping[str, Tensor], kind: type[MessageT])
 
 
 def pack(message: Task | Reply) -> bytes:
-    """A task or a report as bytes, the same ones whenever it is packed.
+    """Return a task or a reply as bytes; the same message always gives the same bytes.
 
     >>> import torch
-    >>> unpack(pack(Report("a", 1, "train", arrays={"w": torch.ones(2)})), Report).arrays["w"]
+    >>> unpack(pack(Reply("a", 1, "train", arrays={"w": torch.ones(2)})), Reply).arrays["w"]
     tensor([1., 1.])
     """
     arrays, metadata = _split_message(message)
@@ -121,11 +116,13 @@ def pack(message: Task | Reply) -> bytes:
 
 
 def pack_or_spill(budget: int, message: Task | Reply) -> MessageBytes:
-    """The same bytes, in a file where its arrays have more than a budget: safetensors would have them twice in memory.
+    """Return a message as bytes, in a file if its arrays have more bytes than a budget.
+
+    safetensors itself would hold the arrays in memory twice.
 
     >>> import torch
-    >>> report = Report("a", 1, "train", arrays={"w": torch.ones(2)})
-    >>> pack_beyond(0, report)[:] == pack(report)
+    >>> reply = Reply("a", 1, "train", arrays={"w": torch.ones(2)})
+    >>> pack_or_spill(0, reply)[:] == pack(reply)
     True
     """
     arrays, metadata = _split_message(message)
@@ -135,64 +132,62 @@ def pack_or_spill(budget: int, message: Task | Reply) -> MessageBytes:
 
 
 def write_to_file(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> SpillFile:
-    """What safetensors makes of arrays and of what is said beside them, in a file: nothing of it is held in memory.
+    """Write arrays and metadata in the format of safetensors into a file, without holding them in memory.
 
     >>> import torch
-    >>> filed({"w": torch.ones(2)}, {"round": "1"})[:] == save({"w": torch.ones(2)}, {"round": "1"})
+    >>> write_to_file({"w": torch.ones(2)}, {"round": "1"})[:] == save({"w": torch.ones(2)}, {"round": "1"})
     True
     """
-    head, order = _file_header(arrays, metadata)
+    header, order = _file_header(arrays, metadata)
     file = SpillFile()
-    file.append(head)
+    file.append(header)
     for name in order:
         file.append(_tensor_bytes(arrays[name]))
     return file
 
 
 def _split_message(message: Task | Reply) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The arrays of a parcel, and all that is said beside them: one text, for of more the order would vary."""
+    """Return a message's arrays and its other fields as one text; with several texts their order would vary."""
     pool = TensorPool()
     fields = json.dumps(to_fields(message, pool))
     return pool.arrays, {_HEADER_KEY: f"{_message_digest(fields, pool.arrays)} {fields}"}
 
 
 def _file_header(arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
-    """What safetensors puts before arrays, and their order in it: it is asked with empty ones of their kind."""
-    header = json.loads(save({name: tensor.new_empty(0) for name, tensor in arrays.items()}, dict(metadata))[8:])
-    order = [name for name in header if name != _METADATA_KEY]
+    """Return the header that safetensors writes for these arrays, and their order, found with empty arrays."""
+    header, _ = decode_header(save({name: tensor.new_empty(0) for name, tensor in arrays.items()}, dict(metadata)))
+    order = [name for name in header if name != METADATA_KEY]
     end = 0
     for name in order:
         begin = end
-        end = end + arrays[name].nbytes
+        end += arrays[name].nbytes
         header[name] |= {"shape": list(arrays[name].shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, order
+    return encode_header(header), order
 
 
 def _tensor_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, where they are."""
-    found: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
-    return found
+    """Return the bytes of a tensor without copying them."""
+    data: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
+    return data
 
 
 def unshare_storage(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that have their memory to themselves: safetensors refuses what shares it, such as two rows of a stack."""
-    found = dict[str, Tensor]()
+    """Return tensors that share no storage, copying where needed: safetensors does not save two rows of a stack."""
+    unshared = dict[str, Tensor]()
     seen_storages = set[int]()
     for key, tensor in arrays.items():
         storage = tensor.untyped_storage()
         is_sole_owner = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen_storages
-        found[key] = tensor if is_sole_owner else tensor.clone()
+        unshared[key] = tensor if is_sole_owner else tensor.clone()
         seen_storages.add(storage.data_ptr())
-    return found
+    return unshared
 
 
 def unpack(data: MessageBytes, kind: type[MessageT], limits: MessageLimits | None = None) -> MessageT:
-    """The task or the report that was packed; anything else is an :class:`EngineError`, as is what has too much.
+    """Return the task or reply in these bytes; raise :class:`EngineError` if they hold another or are over a limit.
 
-    The arrays of what lies in a file stay there, and keep it as long as they are used. Without `most` whoever wrote it
-    is trusted with our memory.
+    The arrays of a message in a file stay in the file and keep it open. Without limits, the sender can make this
+    process use any amount of memory.
     """
     try:
         (digest, _, text), names = _read_header(data, limits)
@@ -200,7 +195,7 @@ def unpack(data: MessageBytes, kind: type[MessageT], limits: MessageLimits | Non
         _check_references(fields, names)
         arrays = _arrays(data)
         if _message_digest(text, arrays) != digest:
-            raise ValueError("something in them has changed on the way")
+            raise ValueError("they were changed on the way")
         return from_fields(fields, arrays, kind)
     except _DECODE_ERRORS as error:
         raise EngineError(f"These {len(data)} bytes are not a {kind.__name__} of this version: {error}") from error
@@ -213,34 +208,34 @@ def _arrays(data: MessageBytes) -> dict[str, Tensor]:
 
 
 def _message_digest(fields: str, arrays: Mapping[str, Tensor]) -> str:
-    """Of all that is said; anybody can make it: it is against faults, not against forgers."""
-    found = hashlib.sha256(fields.encode())
+    """Return a digest of a whole message; it has no key, so it detects faults and not forgery."""
+    hasher = hashlib.sha256(fields.encode())
     for name, tensor in sorted(arrays.items()):
-        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        found.update(_tensor_bytes(tensor))
-    return found.hexdigest()
+        hasher.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        hasher.update(_tensor_bytes(tensor))
+    return hasher.hexdigest()
 
 
 def _read_header(data: MessageBytes, limits: MessageLimits | None) -> tuple[tuple[str, str, str], set[str]]:
-    """Digest and text, and the names of the arrays, of the header that safetensors has; 8 bytes say how long it is."""
-    length = int.from_bytes(data[:8], "little")
-    if not 0 < length <= len(data) - 8:
+    """Return the digest and the text of a message, and the names of its arrays, within the limits."""
+    length = header_length(data)
+    if not 0 < length <= len(data) - LENGTH_BYTES:
         raise ValueError("the header is cut off")
     if limits is not None and length > limits.max_header_bytes:
-        raise ValueError(f"the header has {length} bytes, and may have {limits.max_header_bytes}")
-    header = json.loads(data[8 : 8 + length])
-    names = set(header) - {_METADATA_KEY}
+        raise ValueError(f"the header has {length} bytes, and the limit is {limits.max_header_bytes}")
+    header, _ = decode_header(data)
+    names = set(header) - {METADATA_KEY}
     if limits is not None and len(names) > limits.max_arrays:
-        raise ValueError(f"it has {len(names)} arrays, and may have {limits.max_arrays}")
-    return str(header[_METADATA_KEY][_HEADER_KEY]).partition(" "), names
+        raise ValueError(f"it has {len(names)} arrays, and the limit is {limits.max_arrays}")
+    return str(header[METADATA_KEY][_HEADER_KEY]).partition(" "), names
 
 
 def _check_references(fields: Any, names: set[str]) -> None:
-    """What nobody refers to is not carried along."""
+    """Raise unless the fields refer to exactly the arrays in the message."""
     referenced = {*fields["arrays"].values(), fields.get(_CORESET_KEY, "")} - {""}
     if referenced != names:
         raise ValueError(
-            f"it has {len(names - referenced)} arrays that it does not name, and not {len(referenced - names)}"
+            f"it has {len(names - referenced)} arrays that it does not refer to, and lacks {len(referenced - names)}"
         )
 
 

@@ -1,11 +1,12 @@
-"""The other side of the `processes` engine: a process that makes plans and answers pieces, one message a line.
+"""The worker side of the `processes` engine: makes plans and runs pieces, with one JSON message per line.
 
-    {"plan": id, "spelled": ..., "file": f}             ->  {"plan": id, "mark": ...}, or {"plan": id, "why": traceback}
-    {"piece": id, "plan": id, "tasks": ..., "file": f}  ->  {"answered": id, "answers": ..., "file": f}, or {..., "why"}
+    {"plan": id, "encoded": ..., "file": f}             ->  {"plan": id, "fingerprint": ...}
+    {"piece": id, "plan": id, "tasks": ..., "file": f}  ->  {"finished": id, "results": ..., "file": f}
     {"forget": id}                                      ->  nothing
 
-Arrays lie in files that both sides map into memory (see `shelf`); a message only says where. It ends when its standard
-input does, so that it never outlives the process that started it.
+After a failure, a reply has its id and "error", a traceback. Arrays are in files that both sides map into memory (see
+`shared_memory`); a message only names the file. The worker ends with its standard input, so it never outlives the
+process that started it.
 """
 
 from __future__ import annotations
@@ -33,33 +34,33 @@ from ...serialization.wire import TensorPool, from_fields, to_fields
 from ...storage.mapped_tensors import map_tensors
 from .shared_memory import SharedTensorFile
 
-ANSWER_FILES = 3
-"""Files that a worker answers in by turns: the one that is being read, and those of the two pieces that it may have."""
+RESULT_FILES = 3
+"""Files that a worker writes results to in turn: one that is being read, and one for each of its two pieces."""
 
 WORKER_ENV = "DESCANT_WORKER"
-"""Set in the environment of a worker."""
+"""The environment variable that is set in a worker."""
 
 
 def plan_fingerprint(plan: Plan) -> str:
-    """What two processes must agree on before they share work: the model's shapes and constants, names and sizes."""
+    """Return a digest of what two processes must share: the model's shapes and constants, and the parties' data.
+
+    Of the data it has names, sizes and the beginning of the first and last party's.
+    """
     parts = (plan.net.layout.digest, plan.net.constants_digest, sorted(plan.population.samples.items()))
     hasher = hashlib.blake2b(repr(parts).encode(), digest_size=8)
-    for name in (
-        plan.population.names[0],
-        plan.population.names[-1],
-    ):  # enough to find out what is drawn anew every time
+    for name in (plan.population.names[0], plan.population.names[-1]):  # enough to detect data drawn without a seed
         for data in plan.population[name].data[:2]:
             hasher.update(data[:1000].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return hasher.hexdigest()
 
 
 def read_population(plan_json: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Population:
-    """The parties of a plan that was spelled out."""
+    """Return the parties of an encoded plan."""
     return make_population(decode(plan_json["data"], arrays))
 
 
 def read_plan(plan_json: Mapping[str, Any], arrays: Mapping[str, Tensor], population: Population) -> Plan:
-    """The plan that was spelled out, of these parties."""
+    """Return an encoded plan with these parties."""
     settings = {name: decode(part, arrays) for name, part in plan_json.items() if name != "data"}
     return Plan.create(data=population, **settings)
 
@@ -67,7 +68,7 @@ def read_plan(plan_json: Mapping[str, Any], arrays: Mapping[str, Tensor], popula
 def read_tasks(
     message: Mapping[str, Any], arrays: Mapping[str, Tensor], remote_states: Iterable[NamedTensors] = ()
 ) -> tuple[list[Task], list[NamedTensors]]:
-    """The tasks of a message and what their parties remember; what is None in it comes from afar."""
+    """Return the tasks of a message and their parties' states; a state that is None in it is the next remote one."""
     tasks = [from_fields(fields, arrays, Task) for fields in message["tasks"]]
     remote = iter(remote_states)
     state_keys = message["party_states"]
@@ -75,73 +76,75 @@ def read_tasks(
 
 
 def write_task_results(results: Sequence[TaskResult]) -> tuple[list[dict[str, Any]], TensorPool]:
-    """Answers as JSON values, and the arrays that they speak of."""
-    tensor_pool = TensorPool()
+    """Return results as JSON values, and the pool of their arrays."""
+    pool = TensorPool()
     return [
-        {"report": to_fields(report, tensor_pool), "party_state": None if memory is None else tensor_pool.add(memory)}
-        for report, memory in results
-    ], tensor_pool
+        {"reply": to_fields(reply, pool), "party_state": None if party_state is None else pool.add(party_state)}
+        for reply, party_state in results
+    ], pool
 
 
 class EngineWorker:
-    """Plans by number, and the parties that several of them may share."""
+    """The plans of a worker by id, and the parties that several plans may share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.plans: dict[int, Plan] = {}
-        self._answer_count = 0
+        self._result_count = 0
         self._buffers: dict[str, SharedTensorFile] = {}
-        self._population: tuple[str, Population] | None = None  # the data made last: plans that are compared share it
+        self._population: tuple[str, Population] | None = None  # made last; the plans of a comparison share it
 
     def handle(self, message: dict[str, Any]) -> dict[str, Any]:
-        """What comes of one message."""
+        """Return the reply to a message; an exception becomes an error in it."""
         if "forget" in message:
             self.plans.pop(message["forget"], None)
-            self._buffers = {file: shelf for file, shelf in self._buffers.items() if shelf.file.exists()}
+            self._buffers = {file: buffer for file, buffer in self._buffers.items() if buffer.file.exists()}
             return {}
-        number = {"plan": message["plan"]} if "spelled" in message else {"answered": message["piece"]}
+        is_plan = "encoded" in message
         try:
-            return self._make_plan(message) if "spelled" in message else self._run_tasks(message)
+            return self._make_plan(message) if is_plan else self._run_tasks(message)
         except Exception:
-            return {**number, "why": traceback.format_exc()}
+            subject = {"plan": message["plan"]} if is_plan else {"finished": message["piece"]}
+            return {**subject, "error": traceback.format_exc()}
 
     def _make_plan(self, message: dict[str, Any]) -> dict[str, Any]:
         arrays = map_tensors(Path(message["file"])) if message["file"] else {}
-        data_key = json.dumps(message["spelled"]["data"])
+        encoded = message["encoded"]
+        data_key = json.dumps(encoded["data"])
         if self._population is None or self._population[0] != data_key or arrays:  # arrays are not in the key
-            self._population = (data_key, read_population(message["spelled"], arrays))
-        plan = self.plans[message["plan"]] = read_plan(message["spelled"], arrays, self._population[1])
-        return {"plan": message["plan"], "mark": plan_fingerprint(plan)}
+            self._population = (data_key, read_population(encoded, arrays))
+        plan = self.plans[message["plan"]] = read_plan(encoded, arrays, self._population[1])
+        return {"plan": message["plan"], "fingerprint": plan_fingerprint(plan)}
 
     def _run_tasks(self, message: dict[str, Any]) -> dict[str, Any]:
         arrays = self._buffer(message["file"]).read()
-        answers, crate = write_task_results(perform_tasks(self.plans[message["plan"]], *read_tasks(message, arrays)))
-        self._answer_count += 1
-        file = str(self.folder / f"answer-{os.getpid()}-{self._answer_count % ANSWER_FILES}")
-        self._buffer(file).write(crate.arrays)
-        return {"answered": message["piece"], "answers": answers, "file": file}
+        results, pool = write_task_results(perform_tasks(self.plans[message["plan"]], *read_tasks(message, arrays)))
+        self._result_count += 1
+        file = str(self.folder / f"results-{os.getpid()}-{self._result_count % RESULT_FILES}")
+        self._buffer(file).write(pool.arrays)
+        return {"finished": message["piece"], "results": results, "file": file}
 
     def _buffer(self, file: str) -> SharedTensorFile:
         return self._buffers.setdefault(file, SharedTensorFile(Path(file)))
 
 
 def serve_requests(folder: Path, requests: TextIO, replies: TextIO) -> None:
-    """Answer messages until there are no more."""
+    """Handle messages until the input ends."""
     worker = EngineWorker(folder)
     for line in requests:
-        answer = worker.handle(json.loads(line))
-        if answer:
-            replies.write(json.dumps(answer) + "\n")
+        reply = worker.handle(json.loads(line))
+        if reply:
+            replies.write(json.dumps(reply) + "\n")
             replies.flush()
-    shutil.rmtree(folder, ignore_errors=True)  # whoever started it has died, and cannot do so itself
+    shutil.rmtree(folder, ignore_errors=True)  # the process that started this one may have been killed
 
 
 def main() -> None:
-    """The whole life of a worker process."""
+    """Run a worker process."""
     settings = json.loads(sys.argv[1])
     os.environ[WORKER_ENV] = "1"
     sys.path[:] = settings["path"]
     torch.set_num_threads(settings["threads"])
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the user's own code prints must not come between the answers
-    serve_requests(Path(settings["folder"]), sys.stdin, answers)
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # output printed by user code must not mix with the replies
+    serve_requests(Path(settings["folder"]), sys.stdin, replies)

@@ -1,8 +1,8 @@
-"""Pieces in worker processes, so that all cores work; between the round and a piece only bytes travel.
+"""An engine on worker processes, so that all cores work.
 
-Model, data, algorithm and solver go to a worker by their address (see `address`), arrays by files in shared memory. A
-worker that dies is named and replaced, and its piece is done again with the same result: a piece is a pure function.
-Until workers have started the round is worked on here, and they start only once that has taken some seconds.
+Model, data, algorithm and solver go to a worker as addresses (see `serialization.references`), arrays as files in
+shared memory. A worker that dies is named and replaced. Its piece is done again with the same result, because a piece
+is a pure function. Work starts in this process; the workers start only once it has taken some seconds.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from .shared_memory import SharedTensorFile
 from .task_batches import PlanMessage, ProcessTaskBatch, split_rows
 from .worker_pool import Message, WorkerPool, WorkerProcess
 
-_PIECE_BYTES = (
-    2**22
-)  # bytes of models a piece: small enough that the cores end together, large enough to be worth a message
-_MAX_PIECE_TASKS = 64  # a piece: a message must fit into a pipe, so that nobody waits for a worker that hangs
+_PIECE_BYTES = 2**22  # bytes of models per piece: small for an even load, large enough to be worth a message
+_MAX_PIECE_TASKS = 64  # per piece: a message must fit into a pipe, or sending it to a hanging worker would block
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Processes:
-    """Makes engines that share some worker processes: ``Federation(..., engine=Processes(workers=2))``.
+    """Makes engines that share worker processes: ``Federation(..., engine=Processes(workers=2))``.
+
+    ``workers`` is the number of processes, by default one per core; ``threads`` is the number of threads of each.
 
     >>> Processes(workers=2)
     Processes(workers=2, threads=1)
@@ -63,20 +63,25 @@ class Processes:
                 raise SettingError(f"The {name!r} of Processes must be a whole number >= 1. Got {value!r}.")
         if WORKER_ENV in os.environ:
             raise EngineError(
-                "A worker process has come upon Processes itself: the script that it loads runs its work at once. "
+                "A worker process has started Processes itself: the script that it imports runs its work at once. "
                 "Put that part of it under `if __name__ == '__main__':`."
             )
         if self.workers > available_cores():
-            told = f"{self.workers} workers share {available_cores()} cores and take turns; workers={available_cores()} is as fast"
-            warnings.warn(f"{told}, with less memory.", DescantWarning, stacklevel=2)
-        plan_message = PlanMessage.from_plan(plan)  # what cannot travel is an error now
+            cores = available_cores()
+            warnings.warn(
+                f"{self.workers} workers share {cores} cores and take turns; workers={cores} is as fast and needs less "
+                "memory.",
+                DescantWarning,
+                stacklevel=2,
+            )
+        plan_message = PlanMessage.from_plan(plan)  # raises now for what cannot be sent
         with self._pool_lock:
             if self._pool is None or self._pool.closed:
                 self._pool = WorkerPool(self.threads)
             return ProcessEngine(plan, plan_message, self._pool, workers=self.workers)
 
     def close(self) -> None:
-        """End the workers; they also end with this process, or when nobody has this object any more."""
+        """Stop the workers; they also stop with this process, and when this object is garbage-collected."""
         if self._pool is not None:
             self._pool.close()
 
@@ -93,7 +98,7 @@ class ProcessEngine:
         self._max_piece_tasks = min(
             _MAX_PIECE_TASKS, max(1, _PIECE_BYTES // (plan.net.layout.width * plan.net.layout.dtype.itemsize))
         )
-        self._memory = PartyStore(plan.memory_budget)
+        self._party_states = PartyStore(plan.memory_budget)
         self._queue = WorkQueue[ProcessTaskBatch]()
         self._fingerprint = plan_fingerprint(plan)
         self._buffers = [SharedTensorFile(pool.folder / f"tasks-{self.engine_id}-{side}") for side in "ab"]
@@ -101,7 +106,7 @@ class ProcessEngine:
 
     @property
     def party_states(self) -> Store:
-        return self._memory
+        return self._party_states
 
     def available_parties(self, starting_round: bool = False) -> Sequence[str]:
         return tuple(self._plan.population)
@@ -109,19 +114,22 @@ class ProcessEngine:
     def submit(self, tasks: Sequence[Task]) -> None:
         with self._pool.lock:
             self._reset_queue()
-            self._buffers.reverse()  # a worker may still read what belongs to a round that was broken off
-            memories = [self._memory.get(task.party) for task in tasks]
+            self._buffers.reverse()  # a worker may still read the tasks of an interrupted round
             batch = ProcessTaskBatch(
-                weakref.ref(self), self.engine_id, tasks, party_states=memories, buffer=self._buffers[0]
+                weakref.ref(self),
+                self.engine_id,
+                tasks,
+                party_states=[self._party_states.get(task.party) for task in tasks],
+                buffer=self._buffers[0],
             )
-            rows = split_rows(len(tasks), self._workers, self._max_piece_tasks)
-            self._queue = WorkQueue([WorkPiece(batch, some) for some in rows])
+            ranges = split_rows(len(tasks), self._workers, self._max_piece_tasks)
+            self._queue = WorkQueue([WorkPiece(batch, rows) for rows in ranges])
 
     def _reset_queue(self) -> None:
-        """What is left of a round that was broken off; a worker that hangs, on whatever, is ended."""
-        for member in self._pool.workers:
-            if member.assigned and member.assigned[0].overdue():
-                member.process.kill()
+        """Drop the rest of an interrupted round, and kill workers that hang."""
+        for worker in self._pool.workers:
+            if worker.assigned and worker.assigned[0].is_overdue():
+                worker.process.kill()
         self._queue = WorkQueue()
 
     def collect(self, timeout: float) -> list[Reply]:
@@ -130,10 +138,10 @@ class ProcessEngine:
             with self._pool.lock:
                 self._receive_messages(0)
                 if self._queue.results:
-                    return self._queue.take_replies(self._memory)
-                ready = self._hand_out()
+                    return self._queue.take_replies(self._party_states)
+                any_ready = self._hand_out()
                 safe = [piece for piece in self._queue.waiting if not piece.deaths]  # others have killed a worker
-                if not ready and safe:
+                if not any_ready and safe:
                     self._run_locally(safe[0])
                     continue
             if time.monotonic() >= end:
@@ -147,13 +155,13 @@ class ProcessEngine:
             with self._pool.lock:
                 self._pool.ensure_workers(self._workers)
                 self._hand_out()
-                if all(self._has_plan(member) for member in self._pool.workers[: self._workers]):
+                if all(self._has_plan(worker) for worker in self._pool.workers[: self._workers]):
                     return self
             self._receive_messages(0.1)
 
     def _hand_out(self) -> bool:
-        """Hand out what waits, two pieces a worker, so that none runs dry; whether any worker is ready."""
-        if self._pool.closed:  # by somebody, in the middle of the work: it goes on here
+        """Assign up to two waiting pieces per worker, so that none runs dry; return whether any worker is ready."""
+        if self._pool.closed:  # during a round: the work goes on in this process
             for piece in [piece for piece in self._queue.pieces.values() if piece.deaths]:
                 self._queue.fail(piece, "lost", "a worker died of it, and the workers have been closed")
             self._queue.waiting = deque(self._queue.pieces.values())
@@ -161,38 +169,38 @@ class ProcessEngine:
         self._pool.send_dropped_plans()
         if self._pool.should_start():
             self._pool.ensure_workers(self._workers)
-        members = self._pool.workers[: self._workers]
-        for member in members:
-            if self.engine_id not in member.plans:
-                member.send(self._plan_message.message(self.engine_id, self._pool.folder))
-                member.plans[self.engine_id] = None
-        ready_workers = [member for member in members if self._has_plan(member)]
-        for member in sorted(ready_workers, key=lambda member: len(member.assigned)) * 2:
-            if self._queue.waiting and len(member.assigned) < 2:
+        workers = self._pool.workers[: self._workers]
+        for worker in workers:
+            if self.engine_id not in worker.plans:
+                worker.send(self._plan_message.message(self.engine_id, self._pool.folder))
+                worker.plans[self.engine_id] = None
+        ready_workers = [worker for worker in workers if self._has_plan(worker)]
+        for worker in sorted(ready_workers, key=lambda worker: len(worker.assigned)) * 2:
+            if self._queue.waiting and len(worker.assigned) < 2:
                 first = self._queue.waiting[0]
                 message = first.batch.message(first.number, first.rows)
                 piece = self._queue.waiting.popleft()
                 piece.started = time.monotonic()
-                member.assigned.append(piece)
-                member.send(message)
+                worker.assigned.append(piece)
+                worker.send(message)
         return bool(ready_workers)
 
     def _has_plan(self, worker: WorkerProcess) -> bool:
-        """Whether a worker has made this plan; an error if it could not, or made another one."""
+        """Return whether a worker has made this plan; raise if it failed or made another one."""
         reply = worker.plans.get(self.engine_id)
         if reply is None:
             return False
-        if "why" in reply:
-            raise EngineError(f"{worker} could not make the federation:\n{reply['why']}")
-        if reply["mark"] != self._fingerprint:
+        if "error" in reply:
+            raise EngineError(f"{worker} could not make the federation:\n{reply['error']}")
+        if reply["fingerprint"] != self._fingerprint:
             raise EngineError(
                 f"{worker} made another model or other parties than this process. "
-                "What makes them must make the same every time: seed what it draws."
+                "The code that makes them must give the same result every time: seed what it draws."
             )
         return True
 
     def _receive_messages(self, timeout: float) -> None:
-        """Take in what workers have said, for this engine or for another one on the same pool."""
+        """Handle the workers' messages, for this engine and for others on the same pool."""
         if timeout:
             self._pool.inbox.wait(timeout)
         with self._pool.lock:
@@ -201,19 +209,18 @@ class ProcessEngine:
     def _handle_message(self, worker: WorkerProcess, message: Message | None) -> None:
         if message is None:
             self._replace_dead(worker)
-        elif "answered" in message:
+        elif "finished" in message:
             _deliver(worker, message)
         elif message["plan"] in worker.plans:
             worker.plans[message["plan"]] = message
 
     def _replace_dead(self, worker: WorkerProcess) -> None:
-        """A worker is dead: replace it, give back what it had, and say so."""
+        """Replace a dead worker, return its pieces to their queues, and warn."""
         if self._pool.closed or self._pool.workers[worker.index] is not worker:
             return
         parties = ", ".join(repr(task.party) for piece in list(worker.assigned)[:1] for task in piece.tasks)
-        description = f"{worker} {worker.exit_description()}" + (
-            f" while it worked on {parties:.200}" if parties else ""
-        )
+        while_working = f" while it worked on {parties:.200}" if parties else ""
+        description = f"{worker} {worker.exit_description()}{while_working}"
         for at, piece in enumerate(worker.assigned):
             piece.deaths += at == 0
             _retry_piece(piece, description)
@@ -221,40 +228,40 @@ class ProcessEngine:
         warnings.warn(f"{description}. It is replaced, and its work is done again.", DescantWarning, stacklevel=4)
 
     def retry(self, piece: WorkPiece[ProcessTaskBatch], reason: str) -> None:
-        """The worker of a piece died."""
+        """Return a piece to the queue after its worker died."""
         self._queue.retry(piece, reason)
 
     def receive(self, piece: WorkPiece[ProcessTaskBatch], message: Message) -> None:
-        """The answers to a piece, if they are still wanted."""
+        """Record the results of a piece, unless it is no longer wanted."""
         if piece.number not in self._queue.pieces:
             return
-        if "why" in message:
-            self._queue.fail(piece, "error", message["why"])
+        if "error" in message:
+            self._queue.fail(piece, "error", message["error"])
         else:
             buffer = self._pool.buffer(message["file"])
-            arrays = {key: array.clone() for key, array in buffer.read().items()}  # the worker will write there again
-            self._queue.record_results(piece, [read_task_result(fields, arrays) for fields in message["answers"]])
+            arrays = {key: array.clone() for key, array in buffer.read().items()}  # the worker reuses the file
+            self._queue.record_results(piece, [read_task_result(fields, arrays) for fields in message["results"]])
 
     def _run_locally(self, piece: WorkPiece[ProcessTaskBatch]) -> None:
-        """As a worker would do it, with as many threads."""
+        """Do a piece in this process, with as many threads as a worker has."""
         self._queue.waiting.remove(piece)
-        before = torch.get_num_threads()
-        began = time.monotonic()
+        threads_before = torch.get_num_threads()
+        started = time.monotonic()
         torch.set_num_threads(self._pool.threads)
         try:
             self._queue.record_results(piece, perform_tasks(self._plan, piece.tasks, piece.party_states))
         finally:
-            torch.set_num_threads(before)
-        self._pool.local_seconds += time.monotonic() - began
+            torch.set_num_threads(threads_before)
+        self._pool.local_seconds += time.monotonic() - started
 
 
 def _deliver(worker: WorkerProcess, message: Message) -> None:
-    """An answer goes to the engine that asked; what the worker should have done before it never came to it."""
-    if message["answered"] not in [piece.number for piece in worker.assigned]:
+    """Give results to the engine of their piece; earlier pieces never reached the worker and are retried."""
+    if message["finished"] not in [piece.number for piece in worker.assigned]:
         return
-    while worker.assigned[0].number != message["answered"]:
-        _retry_piece(worker.assigned.popleft(), "the worker was never asked")
-    engine = worker.assigned[0].of.owner()
+    while worker.assigned[0].number != message["finished"]:
+        _retry_piece(worker.assigned.popleft(), "the piece never reached the worker")
+    engine = worker.assigned[0].batch.owner()
     if engine is not None:
         engine.receive(worker.assigned[0], message)
     worker.assigned.popleft()

@@ -1,12 +1,11 @@
-"""Arrays in shared memory: a safetensors file that is written in place again and again, so that no page is new.
+"""Arrays in shared memory: a safetensors file that is rewritten in place, so that its pages are reused.
 
-A new file would be as safe and as short to write, but most of its cost is in pages that the system must find and clear:
-8 MB take 6 ms so, and less than 1 ms in place.
+A new file would be as safe, but the system must find and clear its pages: 8 MB take 6 ms in a new file and less than
+1 ms in place.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from collections.abc import Mapping
@@ -16,52 +15,35 @@ import torch
 from torch import Tensor
 
 from ...errors import EngineError
+from ...storage.safetensors_header import DTYPES, decode_header, encode_header, tensor_entry
 from ...storage.spill import reserve
 
-_CODES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_DTYPES = {code: dtype for dtype, code in _CODES.items()}
-_CACHE_LINE = 64  # arrays begin at a cache line
+_CACHE_LINE = 64  # bytes; every array begins at a cache line
 
 
 class SharedTensorFile:
-    """One such file, as one process sees it: one writes, others read what was written last."""
+    """A shared-memory file as one process sees it: one process writes, others read what was written last."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def write(self, arrays: Mapping[str, Tensor]) -> None:
-        """Put arrays in place of those that were there."""
-        ranges = list[tuple[int, int]]()
+        """Replace the arrays in the file."""
+        entries = {}
         end = 0
-        for array in arrays.values():
-            ranges.append((end, end + array.numel() * array.element_size()))
-            end = -(-ranges[-1][1] // _CACHE_LINE) * _CACHE_LINE
-        entries = {
-            name: {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": place}
-            for (name, array), place in zip(arrays.items(), ranges, strict=True)
-        }
-        header = json.dumps(entries).encode()
-        begin = -(-(8 + len(header)) // _CACHE_LINE) * _CACHE_LINE
-        self._ensure_size(begin + end)
-        header = header.ljust(begin - 8)
-        self._bytes[:8] = torch.frombuffer(bytearray(len(header).to_bytes(8, "little")), dtype=torch.uint8)
-        self._bytes[8:begin] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-        for array, (first, last) in zip(arrays.values(), ranges, strict=True):
+        for name, array in arrays.items():
+            entries[name] = tensor_entry(array, end)
+            end = -(-entries[name]["data_offsets"][1] // _CACHE_LINE) * _CACHE_LINE
+        header = encode_header(entries, _CACHE_LINE, compact=False)
+        data_start = len(header)
+        self._ensure_size(data_start + end)
+        self._bytes[:data_start] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+        for name, array in arrays.items():
+            first, last = entries[name]["data_offsets"]
             if last > first:
                 flat = array.detach().contiguous().reshape(-1)
-                self._bytes[begin + first : begin + last].view(array.dtype).copy_(flat)
+                self._bytes[data_start + first : data_start + last].view(array.dtype).copy_(flat)
 
     def _ensure_size(self, size: int) -> None:
         if len(self._bytes) >= size:
@@ -72,28 +54,29 @@ class SharedTensorFile:
                 self._map(file.fileno())
         except OSError as error:
             raise EngineError(
-                f"{size / 1e6:.0f} MB for {self.file.parent} cannot be had: {error.strerror}. Make room there, or use "
-                "fewer parties a round or the engine that runs in one process."
+                f"Cannot reserve {size / 1e6:.0f} MB in {self.file.parent}: {error.strerror}. Make room there, use "
+                "fewer parties a round, or use the engine that runs in one process."
             ) from error
 
     def _map(self, descriptor: int) -> None:
         self._bytes = torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)  # keeps the map alive
 
     def read(self) -> dict[str, Tensor]:
-        """What was written last; the tensors are views of it, until it is written anew."""
+        """Return the arrays written last, as views that hold until the next write."""
         try:
             if self.file.stat().st_size != len(self._bytes):
                 with self.file.open("r+b") as file:
                     self._map(file.fileno())
-            begin = 8 + int.from_bytes(self._bytes[:8].numpy().tobytes(), "little")
-            entries = json.loads(self._bytes[8:begin].numpy().tobytes())
-            return {name: self._array(begin, **entry) for name, entry in entries.items()}
+            entries, data_start = decode_header(self._bytes.numpy().data)
+            return {name: self._array(data_start, **entry) for name, entry in entries.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise EngineError(f"{self.file.name} does not hold arrays as a worker writes them: {error}") from error
+            raise EngineError(
+                f"{self.file.name} does not hold arrays in the form that a worker writes: {error}"
+            ) from error
 
-    def _array(self, begin: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+    def _array(self, data_start: int, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
         first, last = data_offsets
-        kind = _DTYPES[dtype]
-        if last - first != math.prod(shape) * kind.itemsize or not 0 <= first <= last <= len(self._bytes) - begin:
+        kind = DTYPES[dtype]
+        if last - first != math.prod(shape) * kind.itemsize or not 0 <= first <= last <= len(self._bytes) - data_start:
             raise ValueError(f"an array of shape {shape} does not lie at {data_offsets}")
-        return self._bytes[begin + first : begin + last].view(kind).view(shape)
+        return self._bytes[data_start + first : data_start + last].view(kind).view(shape)

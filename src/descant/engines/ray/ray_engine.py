@@ -1,9 +1,10 @@
-"""Pieces on the workers of a Ray cluster: many cores or machines, all of them trusted, because Ray unpickles and runs
-whatever it is sent. What we send is JSON and arrays, and code goes by its address.
+"""An engine on the workers of a Ray cluster: many cores or machines.
 
-Data and model are made once where a worker is, and what its parties remember stays on its machine, in Ray's shared
-memory; the arrays that tasks share travel once a machine. A worker that dies is replaced, and its piece is done again
-with the same result.
+All machines of the cluster must be trusted, because Ray unpickles and runs whatever it receives. This engine sends only
+JSON and arrays, and code as addresses.
+
+Each worker makes data and model once. Party states stay on the worker's machine, in Ray's shared memory. Arrays that
+tasks share are sent once per machine. A worker that dies is replaced, and its piece is done again with the same result.
 """
 
 from __future__ import annotations
@@ -34,35 +35,31 @@ from .ray_worker import RayWorker, pack_for_ray, unpack_from_ray
 from .remote_state import RemotePartyStore, RemoteState, state_bytes
 from .task_payloads import RayTaskBatch
 
-_PIECES_PER_WORKER = 2  # pieces a worker has at most: the one that it works on, and the next
-_PLAN_SECONDS = 600.0  # seconds in which a worker must have made a plan
-_PIECE_BYTES = 2**26  # bytes of models a piece
-_OBJECT_STORE_SHARE = (
-    4  # of a worker's part of Ray's memory: what its two pieces bring, what it hands over, and one to spare
-)
+_PIECES_PER_WORKER = 2  # the one that a worker runs, and the next
+_PLAN_SECONDS = 600.0  # seconds that a worker has to make a plan
+_PIECE_BYTES = 2**26  # bytes of models per piece
+_OBJECT_STORE_SHARE = 4  # parts of a worker's object store: the input of two pieces, the output of one, one spare
 _LOST_STATE_ADVICE = (
-    "What parties remember was on a machine of the cluster that is gone. Go on from the last save: by load(), or by "
+    "The party states were on a machine that has left the cluster. Go on from the last checkpoint: by load(), or by "
     "`descant run --resume`."
 )
-
-
-_TOKEN_ADVICE = "Does the cluster ask for a token, as this process does? Start it with RAY_AUTH_MODE=token."
+_TOKEN_ADVICE = "Does the cluster require a token, as this process does? Start it with RAY_AUTH_MODE=token."
 
 
 @dataclass(frozen=True)
 class Ray:
     """Makes engines on a Ray cluster: ``Federation(..., engine=Ray(workers=8, address="10.0.0.5:6379"))``.
 
-    Without an address a cluster is started on this machine. Ray listens to all, and whoever it lets in can run code on
-    it: so it asks for a token, and one at another address is not joined without one.
+    Without an address, a cluster is started on this machine. Ray listens on all network interfaces, and anyone it lets
+    in can run code on it. So a token is required, and a cluster on another machine is not joined without one.
 
     >>> Ray(workers=2)
     Ray(workers=2, address=None, threads=1)
     """
 
-    workers: int | None = setting(None, "how many workers; as many as the cluster has cores", least=1, whole=True)
-    address: str | None = setting(None, "host:port of a cluster that runs; None: one is started here")
-    threads: int = setting(1, "threads of a worker", least=1, whole=True)
+    workers: int | None = setting(None, "number of workers; None: one per core of the cluster", least=1, whole=True)
+    address: str | None = setting(None, "host:port of a running cluster; None: start one on this machine")
+    threads: int = setting(1, "threads per worker", least=1, whole=True)
     _workers: list[Any] = field(default_factory=list, repr=False, compare=False)  # shared by its engines
 
     def __call__(self, plan: Plan) -> RayEngine:
@@ -70,49 +67,49 @@ class Ray:
         check_settings(self)
         if WORKER_ENV in os.environ:
             raise EngineError(
-                "A worker of Ray has come upon Ray itself: the script that it loads runs its work at once. "
+                "A Ray worker has started Ray itself: the script that it imports runs its work at once. "
                 "Put that part of it under `if __name__ == '__main__':`."
             )
-        spelled = PlanMessage.from_plan(plan)  # what cannot travel is an error now
+        plan_message = PlanMessage.from_plan(plan)  # raises now for what cannot be sent
         if not _is_connected():
-            self._workers.clear()  # those of a cluster that was left
+            self._workers.clear()  # they were on a cluster that this process has left
         connect(self.address, (self.workers or available_cores()) * self.threads)
         machines = _cores_by_machine()
         while len(self._workers) < (self.workers or max(1, sum(machines.values()) // self.threads)):
             self._workers.append(self._start_worker(_scheduling_for(len(self._workers), machines)))
-        return RayEngine(plan, spelled, self)
+        return RayEngine(plan, plan_message, self)
 
     def _start_worker(self, scheduling: Any = "SPREAD") -> Any:
-        """A new worker; it asks for no core of Ray's, so that several clusters' worth of engines may take turns."""
+        """Start a worker; it reserves no core in Ray, so that several engines can share the cluster."""
         actor = sys.modules["ray"].remote(RayWorker).options(num_cpus=0, scheduling_strategy=scheduling)
         return actor.remote(self.threads, sys.path)
 
     def replace(self, index: int, dead: Any) -> None:
-        """A new worker in the place of one that is dead, unless another engine has seen to it."""
+        """Replace a dead worker, unless another engine has done so."""
         if self._workers[index] is dead:
             self._workers[index] = self._start_worker()
 
     def close(self) -> None:
-        """End the workers; they also end with this process."""
+        """Stop the workers; they also stop with this process."""
         while self._workers:
-            with suppress(Exception):  # of a cluster that has ended
+            with suppress(Exception):  # the cluster may have stopped
                 sys.modules["ray"].kill(self._workers.pop())
 
     def worker(self, index: int) -> Any:
-        """One of the workers."""
+        """Return a worker, or raise if they have been closed."""
         if index >= len(self._workers) or not _is_connected():
             raise EngineError("These workers have been closed. Make a new Ray(...).")
         return self._workers[index]
 
 
 def _is_connected() -> bool:
-    """Whether this process is part of a cluster; one that asks Ray for something without that starts another."""
+    """Return whether this process is connected to a cluster; a call to Ray without a connection would start one."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
 
 def _fetch_state(object_ref: Any) -> dict[str, Tensor]:
-    """A memory that is elsewhere. (Ray has a ValueError for a place in a cluster that was left.)"""
+    """Fetch a remote party state. (Ray raises ValueError for a reference into a cluster that was left.)"""
     ray = sys.modules["ray"]
     try:
         if _is_connected():
@@ -123,24 +120,27 @@ def _fetch_state(object_ref: Any) -> dict[str, Tensor]:
 
 
 def _cores_by_machine() -> dict[str, int]:
-    """The machines of the cluster, and how many cores each of them has."""
+    """Return the number of cores of each machine of the cluster, by node id."""
     nodes = sys.modules["ray"].nodes()
     return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in nodes if node["Alive"]}
 
 
 def _scheduling_for(index: int, machines: Mapping[str, int]) -> Any:
-    """Where a worker is to be: machines have as many as they have cores. (What Ray spreads may all be on one.)"""
+    """Return the scheduling of a worker, so that each machine has as many workers as cores.
+
+    (Ray's own "SPREAD" may put all workers on one machine.)
+    """
     slots = sorted((k / count, machine) for machine, count in machines.items() for k in range(count))
-    at_node = sys.modules["ray"].util.scheduling_strategies.NodeAffinitySchedulingStrategy
-    return at_node(slots[index % len(slots)][1], soft=False) if slots else "SPREAD"
+    node_affinity = sys.modules["ray"].util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    return node_affinity(slots[index % len(slots)][1], soft=False) if slots else "SPREAD"
 
 
 class AssignedPiece(NamedTuple):
-    """A piece that a worker has."""
+    """A piece assigned to a worker, with Ray's references to its results."""
 
     worker: Any
-    answer: Any  # where Ray will have it
-    states: Sequence[Any]  # and what each of the parties remembers, if that stays
+    results: Any
+    party_states: Sequence[Any]  # one reference per party if states stay remote, else none
     piece: WorkPiece[RayTaskBatch]
 
 
@@ -155,40 +155,38 @@ class RayEngine:
         self._names = tuple(plan.population)
         self._fingerprint = plan_fingerprint(plan)
         self._max_piece_tasks = max(1, _PIECE_BYTES // (plan.net.layout.width * plan.net.layout.dtype.itemsize))
-        self._memory = RemotePartyStore(plan.memory_budget)
+        self._party_states = RemotePartyStore(plan.memory_budget)
         self._queue = WorkQueue[RayTaskBatch]()
         self._plan = (f"{os.getpid()}-{next_id()}", ray.put(pack_for_ray(plan_message.fields, plan_message.arrays)))
-        workers = min(len(cluster._workers), len(self._names))  # one without a party would have nothing to do
-        held = ray.cluster_resources().get("object_store_memory", sys.maxsize)
-        self._piece_state_bytes = int(held) // (
-            _OBJECT_STORE_SHARE * len(cluster._workers)
-        )  # bytes of memories a piece
+        workers = min(len(cluster._workers), len(self._names))  # a worker without a party would have nothing to do
+        store_bytes = int(ray.cluster_resources().get("object_store_memory", sys.maxsize))
+        self._piece_state_bytes = store_bytes // (_OBJECT_STORE_SHARE * len(cluster._workers))  # party states per piece
         self._assigned: list[deque[AssignedPiece]] = [deque() for _ in range(workers)]
         self._last_worker: dict[str, int] = {}  # by party: the worker that did its last task
         self._is_checked = False
 
     @property
     def party_states(self) -> Store:
-        return self._memory
+        return self._party_states
 
     def available_parties(self, starting_round: bool = False) -> Sequence[str]:
         return self._names
 
     def wait(self) -> RayEngine:
         """Wait until every worker has started and made the plan; a round does not need it."""
-        for at in range(len(self._assigned)):
-            self._check_fingerprint(at, self._worker_fingerprint(at))
+        for index in range(len(self._assigned)):
+            self._check_fingerprint(index, self._worker_fingerprint(index))
         self._is_checked = True
         return self
 
     def _worker_fingerprint(self, index: int, retry: bool = True) -> str:
         worker = self._cluster.worker(index)
         try:
-            mark: str = self._ray.get(worker.mark.remote(*self._plan), timeout=_PLAN_SECONDS)
-            return mark
+            fingerprint: str = self._ray.get(worker.fingerprint.remote(*self._plan), timeout=_PLAN_SECONDS)
+            return fingerprint
         except self._ray.exceptions.RayTaskError as error:
             raise EngineError(f"A Ray worker could not make the federation:\n{error}") from error
-        except self._ray.exceptions.RayError as error:  # it is dead, or busy with what it does not come to the end of
+        except self._ray.exceptions.RayError as error:  # it is dead, or it hangs
             if not retry:
                 token = f" {_TOKEN_ADVICE}" if self._cluster.address is not None else ""
                 raise EngineError(f"Ray worker {index} does not start: {error}{token}") from error
@@ -201,15 +199,15 @@ class RayEngine:
         if fingerprint != self._fingerprint:
             raise EngineError(
                 f"Ray worker {index} made another model or other parties than this process. "
-                "What makes them must make the same every time: seed what it draws."
+                "The code that makes them must give the same result every time: seed what it draws."
             )
 
     def submit(self, tasks: Sequence[Task]) -> None:
         self._cluster.worker(0)
         if not self._is_checked:
             self.wait()
-        batch = RayTaskBatch(tasks, [self._memory.peek(task.party) for task in tasks])
-        self._shared = self._ray.put(pack_for_ray(None, batch.shared_arrays))  # every machine fetches it once
+        batch = RayTaskBatch(tasks, [self._party_states.peek(task.party) for task in tasks])
+        self._shared = self._ray.put(pack_for_ray(None, batch.shared_arrays))  # each machine fetches it once
         self._queue = WorkQueue(
             [
                 WorkPiece(batch, rows)
@@ -218,87 +216,94 @@ class RayEngine:
         )
 
     def _rows_per_piece(self, batch: RayTaskBatch) -> int:
-        """Tasks a piece: what is beside them must fit into Ray's memory with that of the other workers, or Ray carries
-        it to the disk and back again and again."""
-        memories = sum(map(state_bytes, batch.party_states))
-        return min(self._max_piece_tasks, max(1, self._piece_state_bytes * len(batch.tasks) // max(1, memories)))
+        """Return the number of tasks per piece, so that all workers' party states fit into Ray's object store.
+
+        Otherwise Ray would move them to the disk and back again and again.
+        """
+        total = sum(map(state_bytes, batch.party_states))
+        return min(self._max_piece_tasks, max(1, self._piece_state_bytes * len(batch.tasks) // max(1, total)))
 
     def collect(self, timeout: float) -> list[Reply]:
         end = time.monotonic() + timeout
         while self._queue:
             if self._queue.results:
-                return self._queue.take_replies(self._memory)
+                return self._queue.take_replies(self._party_states)
             self._hand_out()
-            first = {doing[0].answer: at for at, doing in enumerate(self._assigned) if doing}
-            ready, _ = self._ray.wait(list(first), timeout=max(0.0, end - time.monotonic()))
+            indices = {assigned[0].results: index for index, assigned in enumerate(self._assigned) if assigned}
+            ready, _ = self._ray.wait(list(indices), timeout=max(0.0, end - time.monotonic()))
             if not ready:
                 break
-            self._collect_results(first[ready[0]])
+            self._collect_results(indices[ready[0]])
         self._kill_overdue()
         return []
 
     def _kill_overdue(self) -> None:
-        for doing in self._assigned:
-            if doing and doing[0].piece.is_overdue():
-                self._ray.kill(doing[0].worker)
+        for assigned in self._assigned:
+            if assigned and assigned[0].piece.is_overdue():
+                self._ray.kill(assigned[0].worker)
 
     def _hand_out(self) -> None:
-        """Hand out what waits."""
-        order = sorted(range(len(self._assigned)), key=lambda at: len(self._assigned[at]))
-        for at in order * _PIECES_PER_WORKER:
-            part = self._next_piece(at)
-            if part is not None:
-                self._queue.waiting.remove(part)
-                self._assigned[at].append(self._assign(self._cluster.worker(at), part))
+        """Assign waiting pieces to the workers."""
+        order = sorted(range(len(self._assigned)), key=lambda index: len(self._assigned[index]))
+        for index in order * _PIECES_PER_WORKER:
+            piece = self._next_piece(index)
+            if piece is not None:
+                self._queue.waiting.remove(piece)
+                self._assigned[index].append(self._assign(self._cluster.worker(index), piece))
 
     def _next_piece(self, index: int) -> WorkPiece[RayTaskBatch] | None:
-        """What its parties' memories are beside comes first; what is another's a worker takes when it has nothing."""
-        others = None
-        for part in self._queue.waiting:
-            if self._can_take(index, part):
-                if self._last_worker.get(part.tasks[0].party, index) == index:
-                    return part
-                others = others or part
-        return None if self._assigned[index] else others
+        """Return a piece whose party states are on the worker's machine, or another piece if the worker is idle."""
+        other = None
+        for piece in self._queue.waiting:
+            if self._can_take(index, piece):
+                if self._last_worker.get(piece.tasks[0].party, index) == index:
+                    return piece
+                other = other or piece
+        return None if self._assigned[index] else other
 
     def _can_take(self, index: int, piece: WorkPiece[RayTaskBatch]) -> bool:
-        """A piece that a worker died of is alone with its worker: an answer that was on its way may be lost as well."""
-        doing = self._assigned[index]
-        return not doing or (
-            len(doing) < _PIECES_PER_WORKER and not piece.deaths and not any(one.piece.deaths for one in doing)
+        """Return whether a worker may take a piece; one that killed a worker runs alone.
+
+        A second death would lose the results of the other piece too.
+        """
+        assigned = self._assigned[index]
+        return not assigned or (
+            len(assigned) < _PIECES_PER_WORKER and not piece.deaths and not any(one.piece.deaths for one in assigned)
         )
 
     def _assign(self, worker: Any, piece: WorkPiece[RayTaskBatch]) -> AssignedPiece:
         piece.started = time.monotonic()
-        keep_remote = self._memory.has_remote and any(task.kind in ("train", "proxy") for task in piece.tasks)
+        keep_remote = self._party_states.has_remote and any(task.kind in ("train", "proxy") for task in piece.tasks)
         fields, arrays = piece.batch.piece_payload(piece.rows)
-        call = worker.work.options(num_returns=1 + keep_remote * len(piece.rows))
-        given = pack_for_ray({**fields, "stay": keep_remote}, arrays)
-        found = call.remote(*self._plan, self._shared, given, *piece.batch.remote_refs(piece.rows))
-        answer, *kept = found if keep_remote else [found]
-        return AssignedPiece(worker, answer, kept, piece=piece)
+        call = worker.run_tasks.options(num_returns=1 + keep_remote * len(piece.rows))
+        payload = pack_for_ray({**fields, "keep_remote": keep_remote}, arrays)
+        references = call.remote(*self._plan, self._shared, payload, *piece.batch.remote_refs(piece.rows))
+        results, *party_states = references if keep_remote else [references]
+        return AssignedPiece(worker, results, party_states, piece=piece)
 
     def _collect_results(self, index: int) -> None:
-        """The answers to a worker's first piece, or why there are none."""
+        """Record the results of a worker's first piece, or the reason of their absence."""
         assigned = self._assigned[index].popleft()
         try:
-            fields, arrays = unpack_from_ray(self._ray.get(assigned.answer))
-        except self._ray.exceptions.ObjectLostError as error:  # also where a task found no memory to begin with
+            fields, arrays = unpack_from_ray(self._ray.get(assigned.results))
+        except self._ray.exceptions.ObjectLostError as error:  # also if a party state for the task was lost
             raise EngineError(_LOST_STATE_ADVICE) from error
         except self._ray.exceptions.RayTaskError as error:
             self._queue.fail(assigned.piece, "error", str(error))
         except self._ray.exceptions.RayError as error:
             self._replace_dead(index, assigned, str(error))
         else:
-            answers = [read_task_result(one, arrays) for one in fields["answers"]]
-            for k in (k for k, bytes in enumerate(fields["stays"]) if bytes):
-                answers[k] = (answers[k][0], RemoteState(assigned.states[k], _fetch_state, fields["stays"][k]))
+            results = [read_task_result(one, arrays) for one in fields["results"]]
+            for k, size_bytes in enumerate(fields["remote_bytes"]):
+                if size_bytes:
+                    results[k] = (results[k][0], RemoteState(assigned.party_states[k], _fetch_state, size_bytes))
             self._last_worker |= {task.party: index for task in assigned.piece.tasks}
-            self._queue.record_results(assigned.piece, answers)
+            self._queue.record_results(assigned.piece, results)
 
     def _replace_dead(self, index: int, assigned: AssignedPiece, reason: str) -> None:
-        """A worker is dead: its piece counts a death, and what waited behind it does not."""
-        description = f"Ray worker {index} died while it worked on {', '.join(repr(task.party) for task in assigned.piece.tasks):.200}"
+        """Replace a dead worker and retry its pieces; only the one that it ran counts a death."""
+        parties = ", ".join(repr(task.party) for task in assigned.piece.tasks)
+        description = f"Ray worker {index} died while it worked on {parties:.200}"
         warnings.warn(f"{description}. It is replaced, and its work is done again.", DescantWarning, stacklevel=4)
         self._cluster.replace(index, assigned.worker)
         assigned.piece.deaths += 1

@@ -1,4 +1,4 @@
-"""What a Ray worker runs, and the form in which things go to it and come back."""
+"""The Ray actor that runs pieces, and the payload format between it and the engine."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ from ..processes.engine_worker import (
 )
 from .remote_state import MIN_REMOTE_BYTES
 
-_MAX_PLANS = 4  # that a worker has at once
+_MAX_PLANS = 4  # per worker; the least recently used is dropped
 RayPayload: TypeAlias = tuple[str, dict[str, tuple[str, tuple[int, ...], np.ndarray[Any, Any]]]]
-"""JSON, and by name an array's type, its shape and its bytes."""
+"""JSON text, and the type, shape and bytes of each array by name."""
 
 
 def pack_for_ray(fields: Any, arrays: Mapping[str, Tensor]) -> RayPayload:
-    """JSON values and arrays in a form that Ray carries with one copy: into its shared memory."""
-    found = {}
+    """Return JSON values and arrays in a form that Ray copies only once, into its shared memory."""
+    packed = {}
     for name, tensor in arrays.items():
         flat = tensor.detach().contiguous().view(-1)
-        numbers = flat.view(torch.uint8).numpy() if len(flat) else np.empty(0, np.uint8)  # torch sees no bytes in none
-        found[name] = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), numbers)
-    return json.dumps(fields), found
+        data = flat.view(torch.uint8).numpy() if len(flat) else np.empty(0, np.uint8)  # torch cannot view an empty one
+        packed[name] = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
+    return json.dumps(fields), packed
 
 
 def unpack_from_ray(payload: RayPayload) -> tuple[Any, dict[str, Tensor]]:
-    """What :func:`packed` put in; the arrays are copies, because Ray's own cannot be written to."""
-    text, held = payload
-    found = {}
-    for name, (dtype, shape, numbers) in held.items():
-        kind = getattr(torch, dtype)
-        flat = torch.from_numpy(numbers.copy()).view(kind) if len(numbers) else torch.empty(0, dtype=kind)
-        found[name] = flat.view(shape)
-    return json.loads(text), found
+    """Return the values and arrays from :func:`pack_for_ray`; arrays are copied because Ray's are read-only."""
+    text, packed = payload
+    arrays = {}
+    for name, (dtype_name, shape, data) in packed.items():
+        dtype = getattr(torch, dtype_name)
+        flat = torch.from_numpy(data.copy()).view(dtype) if len(data) else torch.empty(0, dtype=dtype)
+        arrays[name] = flat.view(shape)
+    return json.loads(text), arrays
 
 
 class RayWorker:
-    """Does pieces of the plans that it was asked about last, each made when it is first needed."""
+    """A worker process: runs pieces of the plans used last, each made when it is first needed."""
 
     def __init__(self, threads: int, path: Sequence[str]) -> None:
         os.environ[WORKER_ENV] = "1"
         sys.path += [folder for folder in path if folder not in sys.path]
         torch.set_num_threads(threads)
-        self._plans: dict[str, Plan] = {}  # the one that was asked about last is last
-        self._population: tuple[str, Population] | None = None  # made last: plans that are compared share them
+        self._plans: dict[str, Plan] = {}  # in the order of their last use
+        self._population: tuple[str, Population] | None = None  # made last; the plans of a comparison share it
 
     def fingerprint(self, plan: str, plan_payload: RayPayload) -> str:
         return plan_fingerprint(self._plan(plan, plan_payload))
@@ -73,36 +73,39 @@ class RayWorker:
         piece_payload: RayPayload,
         *remote_states: RayPayload,
     ) -> Any:
-        """The answers to the tasks of a piece; where memories are to stay, each that does is handed to Ray by itself.
+        """Return the results of a piece.
 
-        It keeps what is handed over on this machine. ``far`` are those that stayed here or elsewhere before.
+        With "keep_remote", each large party state is an object of its own, which Ray keeps on this machine.
+        ``remote_states`` are the states that were kept before, here or on other machines.
         """
         fields, arrays = unpack_from_ray(piece_payload)
-        tasks_and_states = read_tasks(
-            fields, {**unpack_from_ray(shared)[1], **arrays}, (unpack_from_ray(parcel)[1] for parcel in remote_states)
+        tasks, party_states = read_tasks(
+            fields, {**unpack_from_ray(shared)[1], **arrays}, (unpack_from_ray(state)[1] for state in remote_states)
         )
-        results = perform_tasks(self._plan(plan, plan_payload), *tasks_and_states)
-        remote_kept = [
-            memory if fields["stay"] and memory and total_bytes(memory) >= MIN_REMOTE_BYTES else None
-            for _, memory in results
+        results = perform_tasks(self._plan(plan, plan_payload), tasks, party_states)
+        kept_states = [
+            state if fields["keep_remote"] and state and total_bytes(state) >= MIN_REMOTE_BYTES else None
+            for _, state in results
         ]
-        answers, tensor_pool = write_task_results(
-            [(results[k][0], results[k][1] if stays is None else None) for k, stays in enumerate(remote_kept)]
+        encoded, pool = write_task_results(
+            [
+                (reply, state if kept is None else None)
+                for (reply, state), kept in zip(results, kept_states, strict=True)
+            ]
         )
-        parcel = pack_for_ray(
-            {"answers": answers, "stays": [total_bytes(memory or {}) for memory in remote_kept]}, tensor_pool.arrays
-        )
-        return (
-            [parcel, *(memory and pack_for_ray(None, memory) for memory in remote_kept)] if fields["stay"] else parcel
-        )
+        remote_bytes = [total_bytes(state or {}) for state in kept_states]
+        payload = pack_for_ray({"results": encoded, "remote_bytes": remote_bytes}, pool.arrays)
+        if not fields["keep_remote"]:
+            return payload
+        return [payload, *(state and pack_for_ray(None, state) for state in kept_states)]
 
     def _plan(self, name: str, plan_payload: RayPayload) -> Plan:
         plan = self._plans.pop(name, None)
         if plan is None:
-            text, arrays = unpack_from_ray(plan_payload)
-            key = json.dumps(text["data"])
-            if self._population is None or self._population[0] != key or arrays:  # arrays are not in the key
-                self._population = (key, read_population(text, arrays))
-            plan = read_plan(text, arrays, self._population[1])
+            encoded, arrays = unpack_from_ray(plan_payload)
+            data_key = json.dumps(encoded["data"])
+            if self._population is None or self._population[0] != data_key or arrays:  # arrays are not in the key
+                self._population = (data_key, read_population(encoded, arrays))
+            plan = read_plan(encoded, arrays, self._population[1])
         self._plans = {**dict(list(self._plans.items())[1 - _MAX_PLANS :]), name: plan}
         return plan

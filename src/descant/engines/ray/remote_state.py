@@ -1,4 +1,4 @@
-"""What parties remember, on the machines where it was made: of what is large, only the place is here."""
+"""Party states that stay on the machines where they were made; of the large ones, this process has a reference."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ...storage import PartyStore
 from ...storage.party_state import total_bytes
 
 MIN_REMOTE_BYTES = 100_000
-"""Bytes of a memory that stays where it was made: Ray itself hands what is smaller to whoever asked for it."""
+"""Least bytes of a state that stays remote; Ray returns smaller objects to the caller in any case."""
 
 
 class RemoteState(Mapping[str, Tensor]):
-    """A memory that is elsewhere: whoever looks into it fetches it, anew every time."""
+    """A party state on another machine; each access fetches it again."""
 
     def __init__(self, object_ref: Any, fetch: Callable[[Any], dict[str, Tensor]], size_bytes: int = 0) -> None:
         self.object_ref = object_ref
@@ -33,25 +33,23 @@ class RemoteState(Mapping[str, Tensor]):
         return len(self.load())
 
     def load(self) -> dict[str, Tensor]:
-        """The whole of it, here."""
+        """Fetch the whole state."""
         return self._fetch(self.object_ref)
 
 
 def state_bytes(party_state: NamedTensors) -> int:
-    """Bytes of a memory; it is not fetched for that."""
+    """Return the size of a party state without fetching it."""
     return party_state.size_bytes if isinstance(party_state, RemoteState) else total_bytes(party_state)
 
 
 class RemotePartyStore:
-    """A `core.Store` of memories that are here, as in a :class:`PartyStore`, or :class:`Far`."""
+    """A `core.Store` of party states that are local, as in a :class:`PartyStore`, or a :class:`RemoteState`."""
 
     def __init__(self, budget: int) -> None:
         self._local = PartyStore(budget)
-        self._remote_by_round: dict[int, dict[str, RemoteState]] = {
-            0: {}
-        }  # that of the last commit, and the one before
-        self._staged: dict[str, RemoteState | None] = {}  # None: it is staged here
-        self.has_remote = False  # or had: whether to let memories stay
+        self._remote_by_round: dict[int, dict[str, RemoteState]] = {0: {}}  # after the last two commits
+        self._staged: dict[str, RemoteState | None] = {}  # None: it is staged in the local store
+        self.has_remote = False  # whether any state was ever large enough to stay remote
 
     @property
     def round(self) -> int:
@@ -59,32 +57,32 @@ class RemotePartyStore:
 
     @property
     def _remote(self) -> dict[str, RemoteState]:
-        """What is far changes with the round of what is here: neither is broken off without the other."""
+        """The remote states of the local store's round, so that both stores commit together."""
         return self._remote_by_round[self._local.round]
 
     @property
     def held_bytes(self) -> int:
-        """How much of it is in the memory of this process."""
+        """The bytes of party states in the memory of this process."""
         return self._local.memory_bytes
 
     def peek(self, party: str) -> NamedTensors:
-        """What is committed of a party; what is far is not fetched."""
+        """Return the committed state of a party without fetching a remote one."""
         return self._remote[party] if party in self._remote else self._local.get(party)
 
     def get(self, party: str) -> dict[str, Tensor]:
-        found = self.peek(party)
-        return found.load() if isinstance(found, RemoteState) else dict(found)
+        state = self.peek(party)
+        return state.load() if isinstance(state, RemoteState) else dict(state)
 
     def stage(self, party: str, tensors: NamedTensors) -> None:
-        far = tensors if isinstance(tensors, RemoteState) else None
-        self.has_remote = self.has_remote or far is not None or total_bytes(tensors) >= MIN_REMOTE_BYTES
-        self._local.stage(party, tensors if far is None else {})
-        self._staged[party] = far
+        remote = tensors if isinstance(tensors, RemoteState) else None
+        self.has_remote = self.has_remote or remote is not None or total_bytes(tensors) >= MIN_REMOTE_BYTES
+        self._local.stage(party, tensors if remote is None else {})
+        self._staged[party] = remote
 
     def commit(self, round: int, parties: Collection[str]) -> None:
-        chosen = {party: self._staged[party] for party in self._staged.keys() & set(parties)}
-        far = {party: far for party, far in {**self._remote, **chosen}.items() if far is not None}
-        self._remote_by_round = {self.round: self._remote, round: far}
+        committed = {party: self._staged[party] for party in self._staged.keys() & set(parties)}
+        remote = {party: state for party, state in {**self._remote, **committed}.items() if state is not None}
+        self._remote_by_round = {self.round: self._remote, round: remote}
         self._local.commit(round, parties)
         self._staged = {}
 

@@ -1,4 +1,4 @@
-"""The tasks of a round, for workers that share no memory with this process: JSON values, and arrays beside them."""
+"""The tasks of a round as JSON values and arrays, for workers that share no memory with this process."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .remote_state import RemoteState
 
 @dataclass(eq=False)
 class RayTaskBatch:
-    """The tasks of one `submit`: the arrays that many of them speak of are told apart, to be carried once.
+    """The tasks of one `submit`; arrays shared by several tasks are separate, to be sent once.
 
-    A memory that is far is not looked into: a worker gets its place.
+    A remote party state is not fetched: the worker gets its reference.
     """
 
     tasks: Sequence[Task]
@@ -27,17 +27,17 @@ class RayTaskBatch:
 
     @cached_property
     def _encoded(self) -> tuple[list[dict[str, Any]], list[dict[str, str] | None], TensorPool]:
-        crate = TensorPool()
-        near = [None if isinstance(memory, RemoteState) else crate.add(memory) for memory in self.party_states]
-        return [to_fields(task, crate) for task in self.tasks], near, crate
+        pool = TensorPool()
+        state_keys = [None if isinstance(state, RemoteState) else pool.add(state) for state in self.party_states]
+        return [to_fields(task, pool) for task in self.tasks], state_keys, pool
 
     def _used_keys(self, rows: range) -> list[str]:
-        sheets, memories, _ = self._encoded
-        return [key for k in rows for key in (*sheets[k]["arrays"].values(), *(memories[k] or {}).values())]
+        task_fields, state_keys, _ = self._encoded
+        return [key for k in rows for key in (*task_fields[k]["arrays"].values(), *(state_keys[k] or {}).values())]
 
     @cached_property
     def shared_keys(self) -> set[str]:
-        """What more than one task speaks of."""
+        """The keys of arrays that more than one task uses."""
         seen = set[str]()
         twice = set[str]()
         for key in self._used_keys(range(len(self.tasks))):
@@ -46,18 +46,16 @@ class RayTaskBatch:
 
     @property
     def shared_arrays(self) -> dict[str, Tensor]:
-        """What is common."""
         return {key: self._encoded[2].arrays[key] for key in sorted(self.shared_keys)}
 
     def piece_payload(self, rows: range) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Some of the tasks as JSON values, a far memory as None, and the arrays that only they speak of."""
-        sheets, memories, crate = self._encoded
+        """Return the tasks in these rows as JSON values, with None for a remote state, and their unshared arrays."""
+        task_fields, state_keys, pool = self._encoded
         keys = sorted(set(self._used_keys(rows)) - self.shared_keys)
-        fields = {"tasks": [sheets[k] for k in rows], "party_states": [memories[k] for k in rows]}
-        return fields, {key: crate.arrays[key] for key in keys}
+        fields = {"tasks": [task_fields[k] for k in rows], "party_states": [state_keys[k] for k in rows]}
+        return fields, {key: pool.arrays[key] for key in keys}
 
     def remote_refs(self, rows: range) -> list[Any]:
-        """The places of the far memories among them, in their order."""
-        return [
-            memory.object_ref for memory in self.party_states[rows.start : rows.stop] if isinstance(memory, RemoteState)
-        ]
+        """Return the references to the remote party states in these rows, in order."""
+        states = self.party_states[rows.start : rows.stop]
+        return [state.object_ref for state in states if isinstance(state, RemoteState)]
