@@ -87,7 +87,7 @@ def test_ties_do_not_depend_on_order_or_sign(center: Aggregator) -> None:
 @pytest.mark.parametrize("name", [name for name in CENTERS if name != "trimmed"])
 @law
 @given(seed=seeds, weights=st.lists(st.integers(0, 4), min_size=2, max_size=6).filter(any))
-def test_a_weight_is_a_number_of_rows(name: str, seed: int, weights: list[int]) -> None:
+def test_integer_weight_equals_repeated_rows(name: str, seed: int, weights: list[int]) -> None:
     models = draw(seed, len(weights), 5)
     counts = torch.tensor(weights)
     center = CENTERS[name]
@@ -97,7 +97,7 @@ def test_a_weight_is_a_number_of_rows(name: str, seed: int, weights: list[int]) 
 
 @every_center
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_row_of_weight_zero_is_absent_and_one_row_is_its_centre(center: Aggregator, dtype: torch.dtype) -> None:
+def test_row_of_weight_zero_is_absent_and_one_row_is_its_own_aggregate(center: Aggregator, dtype: torch.dtype) -> None:
     models = draw(1, 6, 5).to(dtype)
     models[2] = 1e6
     weights = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
@@ -122,7 +122,7 @@ def test_forty_percent_outliers_move_the_mean_only() -> None:
 
 @pytest.mark.parametrize("d", [3, 200])
 @pytest.mark.parametrize("far", [1e30, 1e200, 1.7e308])
-def test_a_row_whose_squares_overflow_does_not_stop_the_geometric_median(d: int, far: float) -> None:
+def test_geometric_median_survives_rows_whose_squares_overflow(d: int, far: float) -> None:
     models = draw(0, 9, d)
     models[4] = far
     center = GeometricMedian(rho=0.1)(models)
@@ -131,7 +131,7 @@ def test_a_row_whose_squares_overflow_does_not_stop_the_geometric_median(d: int,
 
 
 @pytest.mark.parametrize("p", [1.5, 3.0, math.inf])
-def test_centres_without_a_closed_form_stand_up_to_an_outlier_too(p: float) -> None:
+def test_aggregators_without_a_closed_form_survive_an_outlier(p: float) -> None:
     models = draw(0, 9, 4)
     models[4] = 1e9
     center = ProximalAggregator(NormP(p), rho=1.0)(models)
@@ -155,7 +155,7 @@ def test_medians_of_few_numbers() -> None:
 
 
 @pytest.mark.parametrize("count", [*range(1, 18), 31, 64, 100, 128, 129])
-def test_the_median_is_that_of_the_sorted_column(count: int) -> None:
+def test_median_equals_that_of_the_sorted_column(count: int) -> None:
     models = draw(count, count, 60).float()
     models[:, :20] = models[:, :20].round()  # ties
     models[count // 2, 20:30] = math.nan  # goes to the end, like infinity
@@ -166,7 +166,7 @@ def test_the_median_is_that_of_the_sorted_column(count: int) -> None:
 
 @law
 @given(seed=seeds, count=st.integers(2, 40), grid=st.booleans())
-def test_the_weighted_median_halves_the_weight(seed: int, count: int, grid: bool) -> None:
+def test_weighted_median_halves_the_weight(seed: int, count: int, grid: bool) -> None:
     models = draw(seed, count, 30).round() if grid else draw(seed, count, 30)
     weights = torch.randint(0, 4, (count,), generator=torch.Generator().manual_seed(seed))
     weights[0] = 1
@@ -179,7 +179,7 @@ def test_the_weighted_median_halves_the_weight(seed: int, count: int, grid: bool
 @given(
     seed=seeds, count=counts, rho=st.sampled_from([1e-3, 0.3, 1.0, 50.0]), weighted=st.booleans(), grid=st.booleans()
 )
-def test_smoothed_coordinate_median_is_the_midpoint_of_the_minimisers(
+def test_smoothed_coordinate_median_is_the_midpoint_of_the_minimizers(
     seed: int, count: int, rho: float, weighted: bool, grid: bool
 ) -> None:
     models = 3 * draw(seed, count, 4)
@@ -231,7 +231,7 @@ HARD: dict[str, tuple[Tensor, Tensor | None]] = {
 
 @pytest.mark.parametrize("rho", [1e-6, 0.5])
 @pytest.mark.parametrize("name", HARD)
-def test_geometric_median_is_optimal_and_says_so(name: str, rho: float) -> None:
+def test_geometric_median_is_optimal_and_reports_its_gap(name: str, rho: float) -> None:
     models, weights = HARD[name]
     shares = torch.ones(len(models)).double() if weights is None else weights.double()
     shares = shares / shares.sum()
@@ -251,7 +251,7 @@ def test_geometric_median_is_optimal_and_says_so(name: str, rho: float) -> None:
 
 
 @pytest.mark.parametrize("shape", [(30, 3), (30, 700), (300, 400)])
-def test_gap_is_honest_when_stopped_early(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gap_is_exact_after_an_early_stop(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(geometric_median, "MAX_GRAM_ROWS", 0)
     monkeypatch.setattr(geometric_median, "MAX_DIRECT_COLUMNS", 0)
     models = draw(5, *shape) * torch.logspace(-1, 1, shape[0])[:, None]
@@ -302,7 +302,7 @@ def test_one_gram_matrix_of_float32_is_enough_for_a_gap_of_a_millionth(far: floa
 
 
 @every_center
-def test_the_width_of_blocks_does_not_matter(center: Aggregator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_width_does_not_change_the_result(center: Aggregator, monkeypatch: pytest.MonkeyPatch) -> None:
     models = draw(10, 7, 33)
     weights = draw(11, 7).abs()
     whole = center(models, weights).point
@@ -326,7 +326,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / unit)
 """
 
 
-def test_no_second_copy_of_the_stack() -> None:
+def test_aggregators_do_not_copy_the_stack() -> None:
     """The peak of a process of its own: ten times the columns must not need ten times the room."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 60  # MB; a copy would be 160 in float32
@@ -345,7 +345,9 @@ def test_no_second_copy_of_the_stack() -> None:
     ],
 )
 @every_center
-def test_what_is_no_stack_is_refused(center: Aggregator, models: Tensor, weights: Tensor | None, says: str) -> None:
+def test_invalid_stacks_and_weights_are_rejected(
+    center: Aggregator, models: Tensor, weights: Tensor | None, says: str
+) -> None:
     with pytest.raises(SettingError, match=says):
         center(models, weights)
 

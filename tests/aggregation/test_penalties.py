@@ -67,7 +67,7 @@ def objective(penalty: Penalty, models: Tensor, z: Tensor, rho: float, shares: T
 @every_penalty
 @law
 @given(seed=seeds, rho=rhos, scale=scales)
-def test_prox_is_the_minimiser(penalty: Penalty, seed: int, rho: float, scale: float) -> None:
+def test_prox_is_the_minimizer(penalty: Penalty, seed: int, rho: float, scale: float) -> None:
     v = scale * draw(seed, D)
     w = penalty.prox(v, rho)
     for size in (1e-4, 1e-2, 1.0):
@@ -88,7 +88,7 @@ def test_prox_is_firmly_nonexpansive(penalty: Penalty, seed: int, rho: float, sc
 @every_penalty
 @law
 @given(seed=seeds, rho=rhos)
-def test_a_stack_is_its_rows(penalty: Penalty, seed: int, rho: float) -> None:
+def test_prox_of_a_stack_equals_prox_of_its_rows(penalty: Penalty, seed: int, rho: float) -> None:
     stack = draw(seed, 4, D)
     kept = stack.clone()
     together = penalty.prox(stack, rho)
@@ -163,7 +163,7 @@ def test_closed_forms_of_section_5_2(seed: int, rho: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_personal_keeps_bits(dtype: torch.dtype) -> None:
+def test_proximal_anchor_keeps_bits(dtype: torch.dtype) -> None:
     own = draw(1, 3, 1000).to(dtype) * 1e-3
     center = 1e3 * draw(2, 1000).to(dtype)
     assert not torch.equal(center + (own - center), own)  # the naive way loses them
@@ -191,7 +191,7 @@ def test_erratum_9_the_printed_threshold_loses_negatives(sign: float, right: flo
 @every_penalty
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("count", "rho"), [(1, 1.0), (2, 0.5), (5, 30.0), (8, 0.5)])
-def test_center_is_the_minimiser(penalty: Penalty, weighted: bool, count: int, rho: float) -> None:
+def test_center_is_the_minimizer(penalty: Penalty, weighted: bool, count: int, rho: float) -> None:
     models = 3 * draw(count, count, D)
     weights = 0.1 + draw(9, count).abs() if weighted else None
     shares = torch.full((count,), 1 / count, dtype=torch.float64) if weights is None else weights / weights.sum()
@@ -223,7 +223,7 @@ def test_center_agrees_with_equation_34_iterated(name: str) -> None:
         assert oracle < before - 1e-3  # the oracle had to move
 
 
-def test_norm_p_has_the_centres_of_its_neighbours() -> None:
+def test_norm_p_centers_approach_those_of_exact_norms() -> None:
     models = draw(5, 9, D)
     for exact, near in ((1.0, 1.0001), (2.0, 2.0001)):
         a = NormP(exact).center(1.0)(models)
@@ -234,13 +234,13 @@ def test_norm_p_has_the_centres_of_its_neighbours() -> None:
 NET = Net(nn.ModuleDict({"body": nn.Linear(3, 1), "head": nn.Linear(3, 1)}))
 
 
-def test_first_matching_pattern_has_the_layer_and_neighbours_join() -> None:
+def test_first_matching_pattern_gets_the_layer_and_neighbors_join() -> None:
     bound = ByLayer((("head.weight", Norm2()), ("head.*", Norm1()), ("body.*", HalfSquare()))).bind(NET)
     assert bound == LayerSum(((((4, 7),), Norm2()), (((7, 8),), Norm1()), (((0, 4),), HalfSquare())))
     assert ByLayer({"*.bias": Norm2()}).bind(NET) == LayerSum(((((3, 4), (7, 8)), Norm2()),))
 
 
-def test_sum_over_layers_is_each_layer_alone() -> None:
+def test_layer_sum_treats_each_layer_separately() -> None:
     models = 2 * draw(6, 5, 8)
     bound = ByLayer({"*.bias": Norm2(), "head.*": Norm1()}).bind(NET)
     bias = [3, 7]
@@ -261,7 +261,7 @@ def test_a_pattern_without_a_layer_names_the_layers(pattern: str) -> None:
         ByLayer({pattern: Norm1()}).bind(NET)
 
 
-def test_wrong_settings_say_so() -> None:
+def test_invalid_penalty_settings_are_rejected() -> None:
     v = torch.ones(3)
     with pytest.raises(SettingError, match="The 'p' of NormP must be >= 1"):
         NormP(0.5).prox(v, 1.0)

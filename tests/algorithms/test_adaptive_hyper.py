@@ -38,8 +38,6 @@ from descant.errors import SettingError
 from descant.parties import Population
 from toy_problems import classification_parties, network
 
-# ── the discrete Gaussian ─────────────────────────────────────────────────────────────────────────────────────────────
-
 NEAREST = st.integers(1, 10**6).map(lambda number: number / 10**4)
 VALUES = st.lists(NEAREST, min_size=2, max_size=6, unique=True).map(sorted).map(tuple)
 AXES = st.lists(st.builds(GridAxis, st.just("lr"), VALUES, st.booleans()), min_size=1, max_size=3)
@@ -55,7 +53,7 @@ def distributions(pick: st.DrawFn) -> tuple[Numbers, list[GridAxis]]:
 
 
 @given(distributions())
-def test_the_distribution_sums_to_one_and_its_precision_is_positive_definite(
+def test_distribution_sums_to_one_and_precision_is_positive_definite(
     found: tuple[Numbers, list[GridAxis]],
 ) -> None:
     psi, axes = found
@@ -68,7 +66,7 @@ def test_the_distribution_sums_to_one_and_its_precision_is_positive_definite(
 
 
 @given(distributions())
-def test_it_is_the_gaussian_of_its_mean_and_precision_up_to_a_factor(found: tuple[Numbers, list[GridAxis]]) -> None:
+def test_distribution_is_proportional_to_the_gaussian_density(found: tuple[Numbers, list[GridAxis]]) -> None:
     psi, axes = found
     points = grid_points(axes)
     factor = cholesky_factor(psi, len(axes))
@@ -79,7 +77,7 @@ def test_it_is_the_gaussian_of_its_mean_and_precision_up_to_a_factor(found: tupl
 
 
 @given(distributions())
-def test_the_score_has_zero_mean(found: tuple[Numbers, list[GridAxis]]) -> None:
+def test_score_has_zero_mean(found: tuple[Numbers, list[GridAxis]]) -> None:
     """Under the distribution itself: what makes a baseline in eq. (6) and eq. (7) harmless."""
     psi, axes = found
     points = grid_points(axes)
@@ -88,7 +86,7 @@ def test_the_score_has_zero_mean(found: tuple[Numbers, list[GridAxis]]) -> None:
 
 
 @given(distributions(), st.integers(0, 10**6))
-def test_the_score_agrees_with_finite_differences(found: tuple[Numbers, list[GridAxis]], place: int) -> None:
+def test_score_agrees_with_finite_differences(found: tuple[Numbers, list[GridAxis]], place: int) -> None:
     psi, axes = found
     points = grid_points(axes)
     step = 1e-6
@@ -101,7 +99,7 @@ def test_the_score_agrees_with_finite_differences(found: tuple[Numbers, list[Gri
 
 
 @given(AXES, st.data())
-def test_whatever_the_update_the_mean_is_on_the_grid_and_the_precision_within_its_bounds(
+def test_clipping_keeps_the_mean_on_the_grid_and_the_precision_in_bounds(
     axes: list[GridAxis], data: st.DataObject
 ) -> None:
     """From a draw from all over the grid (1) to one that still tries neighbours: half their spacing, at the least."""
@@ -117,7 +115,7 @@ def test_whatever_the_update_the_mean_is_on_the_grid_and_the_precision_within_it
 
 
 @given(distributions(), st.floats(1.5, 10))
-def test_narrowing_multiplies_the_whole_precision(found: tuple[Numbers, list[GridAxis]], times: float) -> None:
+def test_scale_precision_multiplies_the_whole_matrix(found: tuple[Numbers, list[GridAxis]], times: float) -> None:
     psi, axes = found
     size = len(axes)
     before, after = (
@@ -127,7 +125,7 @@ def test_narrowing_multiplies_the_whole_precision(found: tuple[Numbers, list[Gri
     np.testing.assert_array_equal(scale_precision(psi, size, times)[:size], psi[:size])
 
 
-def test_draws_have_the_frequencies_of_the_distribution() -> None:
+def test_draws_follow_the_distribution() -> None:
     axes = (GridAxis("lr", (0.01, 0.1, 1.0), log=True), GridAxis("work", (1.0, 5.0)))
     psi = initial_psi(2, 4.0) + 0.2
     points = grid_points(axes)
@@ -136,7 +134,7 @@ def test_draws_have_the_frequencies_of_the_distribution() -> None:
     np.testing.assert_allclose(counts / 4000, np.exp(log_probabilities(psi, points)), atol=0.03)
 
 
-def test_an_axis_has_mid_range_at_zero_and_gives_its_values_back() -> None:
+def test_grid_axis_has_mid_range_zero_and_inverts_its_positions() -> None:
     """ERRATA 3: an uneven grid cannot have mean 0 and fill [-0.5, 0.5]."""
     even = GridAxis("lr", (0.001, 0.01, 0.1), log=True)
     uneven = GridAxis("work", (1, 2, 5))
@@ -144,9 +142,6 @@ def test_an_axis_has_mid_range_at_zero_and_gives_its_values_back() -> None:
     np.testing.assert_allclose(uneven.positions, [-0.5, -0.25, 0.5])
     for axis in (even, uneven):
         assert [axis.value_at(place) for place in axis.positions] == pytest.approx(list(axis.values))
-
-
-# ── the tuner ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def tuned(
@@ -184,7 +179,7 @@ def played(tuner: ReinforceTuner, loss_after: Callable[[int, Hyper, float], floa
 
 @pytest.mark.parametrize(("weighting", "rate"), [("uniform", 0.01), ("triangular", 0.05)])
 @pytest.mark.parametrize("goals", [((0.3, -0.3), (-0.3, 0.1)), ((-0.4, 0.4), (0.0, 0.0))])
-def test_the_mean_moves_to_the_best_place_and_follows_it(
+def test_mean_moves_to_the_best_point_and_follows_it(
     goals: tuple[Sequence[float], ...], weighting: str, rate: float
 ) -> None:
     tuner = reinforce(weighting=weighting, step_size=rate)
@@ -227,7 +222,7 @@ def test_equation_7_by_hand() -> None:
     assert torch.equal(found[0].tuner_state["psi"], found[1].tuner_state["psi"])  # no update at t=1
 
 
-def test_equation_6_with_past_rewards_alone_weighs_the_near_ones_more() -> None:
+def test_equation_6_with_past_rewards_weights_recent_ones_more() -> None:
     """γ_Z = 2/(Z(Z+1)) for the causal window (ERRATA 2); each score counts once."""
     scores = np.array([[7.0], [8.0], [9.0], [1.0]])
     rewards = np.array([0.1, 0.2, 0.3, 0.9])
@@ -236,7 +231,7 @@ def test_equation_6_with_past_rewards_alone_weighs_the_near_ones_more() -> None:
     assert reinforce_gradient(scores[:1], rewards[:1], "triangular") == 0
 
 
-def test_clients_losses_come_a_round_later_and_reward_the_draw_that_earned_them() -> None:
+def test_client_losses_arrive_a_round_late_and_reward_their_own_draw() -> None:
     """L_t is what clients measured in round t: before round t+1 it rewards the draw of round t-1."""
     tuner = reinforce(reward="clients", window=2)
     losses = [2.0, 1.5, 1.4, 0.7, 0.6]  # L_1 ...
@@ -254,7 +249,7 @@ def test_clients_losses_come_a_round_later_and_reward_the_draw_that_earned_them(
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None, 0.0])
-def test_a_reward_that_is_not_known_moves_nothing(bad: float | None) -> None:
+def test_unknown_reward_changes_nothing(bad: float | None) -> None:
     """The round of the bad loss, and the next, whose reward would have it below the line, too."""
     clients = bad is None
     tuner = reinforce(reward="clients" if clients else "validation", collapse_factor=None)
@@ -278,7 +273,7 @@ def test_a_reward_that_is_not_known_moves_nothing(bad: float | None) -> None:
 
 
 @pytest.mark.parametrize(("reward", "late"), [("validation", 0), ("clients", 1)])
-def test_a_round_of_which_no_model_could_be_used_has_the_worst_reward(reward: str, late: int) -> None:
+def test_round_without_a_usable_model_gets_the_lowest_reward(reward: str, late: int) -> None:
     """The loss has not changed by it, and says nothing. The draw before it still waits for its own, if that is late."""
     name = "received_loss" if late else "validation"
     before = None
@@ -295,7 +290,7 @@ def test_a_round_of_which_no_model_could_be_used_has_the_worst_reward(reward: st
     assert again.metrics["reward"] == pytest.approx((1.4 - 1.2) / 1.4)
 
 
-def test_draws_that_let_everybody_diverge_become_rare() -> None:
+def test_draws_that_make_all_parties_diverge_become_rare() -> None:
     algorithm = algorithms.AdaptiveHyper(
         algorithms.RepresentationMatching(), lr=(0.05, 0.1, 1e30), work=None, step_size=0.05
     )
@@ -308,10 +303,7 @@ def test_draws_that_let_everybody_diverge_become_rare() -> None:
     assert fed.history_[-1]["lr_mean"] < 0.1
 
 
-# ── the guard ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_noise_at_the_first_losses_and_at_low_ones_is_no_collapse() -> None:
+def test_noise_in_first_and_low_losses_is_not_a_collapse() -> None:
     rng = np.random.default_rng(0)
     for losses in (math.log(10) * rng.uniform(0.9, 1.3, 50), np.r_[2.3, 1.0, 0.05 * rng.uniform(0.5, 3, 50)]):
         before: TuneResult | None = None
@@ -321,7 +313,7 @@ def test_noise_at_the_first_losses_and_at_low_ones_is_no_collapse() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 50.0])
-def test_a_collapse_goes_back_narrows_and_moves_away(bad: float) -> None:
+def test_collapse_rolls_back_narrows_and_moves_away(bad: float) -> None:
     tuner = reinforce()
     before = None
     for round, loss in enumerate((2.0, 1.5, 0.5, 0.6, bad), 1):
@@ -340,7 +332,7 @@ def test_a_collapse_goes_back_narrows_and_moves_away(bad: float) -> None:
     assert after.metrics["reward"] == pytest.approx((0.5 - 0.4) / 0.5)  # against the loss of the place gone back to
 
 
-def test_what_collapsed_counts_as_the_worst_reward() -> None:
+def test_collapsed_draw_gets_the_lowest_reward() -> None:
     """ψ of the place gone back to, one step of eq. (7) with the draw that collapsed, narrower, and a step down."""
     tuner = reinforce()
     before = None
@@ -356,7 +348,7 @@ def test_what_collapsed_counts_as_the_worst_reward() -> None:
     np.testing.assert_allclose(after.tuner_state["psi"].numpy(), clip_psi(psi, grid_spacing(tuner.axes)), rtol=1e-12)
 
 
-def test_with_a_guard_one_bad_loss_that_is_no_collapse_counts_no_more_than_a_collapse() -> None:
+def test_guard_bounds_the_reward_of_a_single_bad_loss() -> None:
     for guard, least in ((1.5, -1.0), (None, -2.0)):
         tuner = reinforce(collapse_factor=guard)
         before = None
@@ -367,7 +359,7 @@ def test_with_a_guard_one_bad_loss_that_is_no_collapse_counts_no_more_than_a_col
         assert before.tuner_state["rewards"][-1].item() == pytest.approx(least)
 
 
-def test_no_place_is_tried_for_ever() -> None:
+def test_no_point_is_retried_forever() -> None:
     """Every learning rate above 0.004 destroys the model: the mean goes down until it no longer does."""
     tuner = reinforce(work=None)
 
@@ -419,7 +411,7 @@ def test_an_injected_collapse_is_rolled_back_and_reported(reward: str, heard: in
     assert finding.startswith("FedAvg+AH: it collapsed at round 6")
 
 
-def test_the_round_after_a_collapse_begins_at_the_lowest_loss() -> None:
+def test_round_after_a_collapse_starts_at_the_lowest_loss() -> None:
     seen: dict[int, torch.Tensor] = {}
 
     class Watching(BytesEngine):
@@ -434,13 +426,15 @@ def test_the_round_after_a_collapse_begins_at_the_lowest_loss() -> None:
     assert not torch.equal(centers[6], centers[4])
 
 
-def test_without_a_guard_nothing_is_brought_back() -> None:
-    fed = adaptive_federation(engine=partial(BytesEngine, tamper=inflate_updates), collapse_factor=None).fit(9, progress=False)
+def test_without_a_guard_nothing_is_rolled_back() -> None:
+    fed = adaptive_federation(engine=partial(BytesEngine, tamper=inflate_updates), collapse_factor=None).fit(
+        9, progress=False
+    )
     assert not any("rolled_back" in entry for entry in fed.history_)
     assert "lowest_loss_model" not in fed.state.server_state["tune"]
 
 
-def test_clients_who_happened_to_be_easy_are_no_lowest_loss() -> None:
+def test_easy_clients_do_not_set_the_lowest_loss() -> None:
     """Other clients in every round: the running mean is held against its lowest, and finds what lasts, or is huge."""
     tuner = reinforce(reward="clients")
     before = None
@@ -460,7 +454,7 @@ def test_clients_who_happened_to_be_easy_are_no_lowest_loss() -> None:
         assert returns[-1] <= soon and "a mean loss of" in lost.note
 
 
-def test_the_first_loss_after_a_return_is_that_of_the_place_gone_back_to() -> None:
+def test_first_loss_after_a_rollback_is_that_of_the_restored_model() -> None:
     """Parties began anew there, and what they kept for themselves was part of it: that is no second collapse."""
     tuner = reinforce(reward="clients")
     before = None
@@ -473,7 +467,7 @@ def test_the_first_loss_after_a_return_is_that_of_the_place_gone_back_to() -> No
     assert tuned(tuner, {"received_loss": 40.0}, before, 10).global_model is not None
 
 
-def test_a_few_of_many_unlike_clients_are_no_collapse() -> None:
+def test_small_samples_of_different_clients_are_not_a_collapse() -> None:
     people = parties.digits(count=10, split="dirichlet", alpha=0.05, seed=1)
     algorithm = algorithms.AdaptiveHyper(reward="clients", lr=(0.01, 0.03, 0.1, 0.3), work=(5, 10, 20))
     fed = Federation(partial(torch.nn.Linear, 64, 10), people, algorithm, steps=10, batch=10, participation=2, seed=1)
@@ -481,7 +475,7 @@ def test_a_few_of_many_unlike_clients_are_no_collapse() -> None:
     assert not any("rolled_back" in entry for entry in fed.history_)
 
 
-def test_clients_that_cannot_be_heard_at_all_bring_the_model_back_once() -> None:
+def test_silent_clients_cause_one_rollback() -> None:
     tuner = reinforce(reward="clients")
     before = None
     returns = []
@@ -492,10 +486,7 @@ def test_clients_that_cannot_be_heard_at_all_bring_the_model_back_once() -> None
     assert returns == [8]
 
 
-# ── runs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_same_run_twice_is_the_same_and_another_seed_draws_otherwise() -> None:
+def test_equal_seeds_repeat_a_run_and_other_seeds_do_not() -> None:
     here, there = (adaptive_federation().fit(5, progress=False) for _ in range(2))
     assert here.hash() == there.hash()
     drawn = [(entry["lr"], entry["work"]) for entry in here.history_]
@@ -508,7 +499,7 @@ def test_the_same_run_twice_is_the_same_and_another_seed_draws_otherwise() -> No
 
 @pytest.mark.parametrize("reward", ["validation", "clients"])
 @pytest.mark.parametrize("stop", [1, 4, 6, 7])
-def test_resuming_is_as_if_it_had_never_stopped(reward: str, stop: int, tmp_path: Path) -> None:
+def test_resumed_run_equals_an_uninterrupted_one(reward: str, stop: int, tmp_path: Path) -> None:
     """Before a collapse, at it and after it, with the tuner's memory and the centre that it may go back to."""
     engine = partial(BytesEngine, tamper=inflate_updates)
     with pytest.warns(DescantWarning, match="collapsed"):
@@ -520,7 +511,7 @@ def test_resuming_is_as_if_it_had_never_stopped(reward: str, stop: int, tmp_path
     assert [entry["lr_mean"] for entry in again.history_] == [entry["lr_mean"] for entry in whole.history_]
 
 
-def test_findings_tell_how_often_it_went_back(tmp_path: Path) -> None:
+def test_findings_count_the_rollbacks(tmp_path: Path) -> None:
     from descant.analysis.findings import rollback_finding
 
     fed = adaptive_federation(engine=partial(BytesEngine, tamper=partial(inflate_updates, in_rounds=(6, 9))))
@@ -569,18 +560,18 @@ def test_findings_tell_how_often_it_went_back(tmp_path: Path) -> None:
         ({"base": algorithms.Local()}, "AdaptiveHyper cannot tune Local, which has no global model"),
     ],
 )
-def test_bad_settings(settings: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, object], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         algorithms.AdaptiveHyper(**settings)  # type: ignore[arg-type]
 
 
-def test_a_validation_set_that_is_missing_is_an_error_before_the_work() -> None:
+def test_missing_validation_set_is_an_error_before_training() -> None:
     fed = Federation(network(), classification_parties(5), algorithms.AdaptiveHyper(), lr=0.1, steps=1)
     with pytest.raises(SettingError, match="needs the server's own validation set"):
         fed.state  # noqa: B018
 
 
-def test_one_hyper_parameter_can_be_left_alone() -> None:
+def test_one_hyper_parameter_can_stay_untuned() -> None:
     algorithm = algorithms.AdaptiveHyper(lr=(0.05, 0.1), work=None)
     fed = Federation(network(), population_with_validation(), algorithm, lr=0.3, steps=3, batch=4).fit(
         4, progress=False
@@ -589,7 +580,7 @@ def test_one_hyper_parameter_can_be_left_alone() -> None:
     assert "work_mean" not in fed.history_[-1]
 
 
-def test_it_wraps_methods_that_keep_models_of_their_own() -> None:
+def test_adaptive_hyper_wraps_methods_with_personal_models() -> None:
     algorithm = algorithms.AdaptiveHyper(algorithms.FedAvgPlus(alpha=1.0), lr=(0.05, 0.1), work=(1, 2))
     assert algorithm.name == "FedAvgPlus+AH"
     fed = Federation(network(), population_with_validation(), algorithm, lr=0.3, steps=3, batch=4).fit(
@@ -598,7 +589,7 @@ def test_it_wraps_methods_that_keep_models_of_their_own() -> None:
     assert len(fed.state.personal_models.names()) == 5
 
 
-def test_a_decay_by_numbers() -> None:
+def test_decay_schedule_by_hand() -> None:
     algorithm = algorithms.DecaySchedule(lr_factor=0.5, work_factor=0.5, interval=2, min_lr=0.02, min_work=3)
     assert algorithm.name == "FedAvg"
     fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=10, batch=4).fit(7, progress=False)
@@ -614,7 +605,7 @@ def test_a_decay_by_numbers() -> None:
         algorithms.DecaySchedule(algorithms.AdaptiveHyper())
 
 
-def test_digits_are_learned_better_than_with_a_step_that_is_too_small() -> None:
+def test_tuner_leaves_a_learning_rate_that_is_too_small() -> None:
     """On real data the tuner leaves a bad beginning by itself."""
     people = parties.digits(count=4, split="iid", seed=0)
     x, y = (torch.cat([getattr(party, part) for party in people.values()])[::8] for part in "xy")

@@ -42,10 +42,7 @@ def column(fed: Federation, name: str) -> list[float]:
     return [entry[name] for entry in fed.history_]
 
 
-# ── the clock ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_who_is_faster_reports_more_often_and_lateness_is_counted_in_versions() -> None:
+def test_faster_parties_reply_more_often_and_staleness_counts_versions() -> None:
     """Three steps take 1, 3 and 12 seconds: by hand, version by version."""
     fed = ran(made(FedAsync()), 14)
     letters = [entry["presence"].replace("a", ".") for entry in fed.history_]
@@ -63,7 +60,7 @@ def test_who_is_faster_reports_more_often_and_lateness_is_counted_in_versions() 
 
 
 @pytest.mark.parametrize(("algorithm", "parties"), [(FedBuff(2), 3), (FedBuff(3), 10), (FedAsync(), 5)])
-def test_of_parties_of_one_speed_nobody_is_favoured(algorithm: Algorithm, parties: int) -> None:
+def test_parties_of_equal_speed_reply_equally_often(algorithm: Algorithm, parties: int) -> None:
     """Ties are broken by the seed: by name, some would report twice as often as others."""
     versions = 90
     turns = []
@@ -80,7 +77,7 @@ def test_of_parties_of_one_speed_nobody_is_favoured(algorithm: Algorithm, partie
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_clock_changes_nothing_but_the_time_where_all_are_waited_for(name: str) -> None:
+def test_clock_changes_only_the_time_of_synchronous_methods(name: str) -> None:
     timed = ran(made(METHODS[name]()), 2)
     plain = ran(made(METHODS[name](), InProcess), 2)
     assert torch.equal(timed.state.global_model, plain.state.global_model)
@@ -91,7 +88,7 @@ def test_a_clock_changes_nothing_but_the_time_where_all_are_waited_for(name: str
     assert column(timed, "clock")[-1] > 0 and "clock" not in plain.history_[-1]
 
 
-def test_a_quorum_larger_than_what_is_owed_waits_for_all() -> None:
+def test_quorum_larger_than_the_pending_tasks_waits_for_all() -> None:
     waiting = ran(made(replace(algorithms.FedAvg(), quorum=9)), 3)
     assert torch.equal(waiting.state.global_model, ran(made(algorithms.FedAvg()), 3).state.global_model)
     assert column(waiting, "clock") == [12, 24, 36] and column(waiting, "staleness") == [0, 0, 0]
@@ -99,7 +96,7 @@ def test_a_quorum_larger_than_what_is_owed_waits_for_all() -> None:
 
 @given(st.lists(st.floats(0.1, 10), min_size=5, max_size=5), st.integers(1, 4), st.floats(0, 1))
 @settings(max_examples=12, deadline=None)
-def test_time_never_runs_backwards_and_everybody_gets_a_turn(speeds: list[float], quorum: int, jitter: float) -> None:
+def test_time_never_decreases_and_every_party_gets_a_turn(speeds: list[float], quorum: int, jitter: float) -> None:
     clock = VirtualClock(dict(zip("01234", speeds, strict=True)), jitter)
     fed = ran(made(replace(FedBuff(quorum), max_staleness=1000), clock, solver=Sgd(lr=0.01, steps=1, batch=4)), 12)
     times = column(fed, "clock")
@@ -109,7 +106,7 @@ def test_time_never_runs_backwards_and_everybody_gets_a_turn(speeds: list[float]
     assert len(flight["party_index"]) == 5 - quorum and len(set(flight["party_index"].tolist())) == 5 - quorum
 
 
-def test_who_looks_on_takes_no_time_and_changes_nothing() -> None:
+def test_evaluation_takes_no_time_and_changes_nothing() -> None:
     plain = ran(made(FedBuff(2)), 6)
     looked = made(FedBuff(2))
     for done in looked.rounds(6):
@@ -120,10 +117,7 @@ def test_who_looks_on_takes_no_time_and_changes_nothing() -> None:
     assert looked.hash() == plain.hash() and column(looked, "clock") == column(plain, "clock")
 
 
-# ── what methods do with late reports ─────────────────────────────────────────────────────────────────────────────────
-
-
-def test_discounts_are_those_of_the_papers() -> None:
+def test_staleness_discounts_are_those_of_the_papers() -> None:
     assert [Polynomial(0.5)(d) for d in (0, 3, 8)] == [1, 0.5, pytest.approx(1 / 3)]
     assert [Hinge(10.0, 4)(d) for d in (0, 4, 5, 6)] == [1, 1, 1 / 11, 1 / 21]
     assert FedAsync(staleness="constant").staleness_discount is None
@@ -149,7 +143,7 @@ def test_one_step_of_fedasync_and_of_fedbuff_by_hand(reply_content: str) -> None
     torch.testing.assert_close(fed.state.global_model, before + s * moved, rtol=0, atol=1e-6)
 
 
-def test_what_is_too_late_is_refused_by_name_and_its_party_is_asked_again() -> None:
+def test_stale_reply_is_rejected_by_name_and_its_party_gets_a_new_task() -> None:
     fed = made(FedAsync(max_staleness=8))
     with pytest.warns(DescantWarning, match="1 of 2 reports were refused, the first: round 1, party '0': stale"):
         ran(fed, 30)
@@ -157,7 +151,7 @@ def test_what_is_too_late_is_refused_by_name_and_its_party_is_asked_again() -> N
     assert 0 in fed.state.server_state["pending_tasks"]["party_index"]
 
 
-def test_parties_that_keep_models_of_their_own_may_be_late_too() -> None:
+def test_parties_with_personal_models_may_be_late() -> None:
     algorithm = replace(algorithms.FedAvgPlus(alpha=1.0), quorum=2, max_staleness=9)
     fed = ran(made(algorithm, solver=Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")), 8)
     assert not fed.rejections_ and len(fed.state.personal_models.names()) >= 4
@@ -167,8 +161,6 @@ def test_parties_that_keep_models_of_their_own_may_be_late_too() -> None:
     attended = dict(zip(fed.population, fed.state.rounds_trained(fed.plan_).tolist(), strict=True))
     assert steps == {name: 3 * attended[name] for name in steps}  # a memory moves when its report counts
 
-
-# ── stopping with work on its way ─────────────────────────────────────────────────────────────────────────────────────
 
 WAYS: dict[str, Algorithm] = {
     "FedAsync": FedAsync(max_staleness=5),
@@ -181,7 +173,7 @@ WAYS: dict[str, Algorithm] = {
 
 @pytest.mark.filterwarnings("ignore::descant.errors.DescantWarning")
 @pytest.mark.parametrize("name", WAYS)
-def test_a_stop_anywhere_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_stop_at_any_round_changes_nothing(name: str, tmp_path: Path) -> None:
     solver = Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")
     clock = VirtualClock(SPEEDS, jitter=0.4)
     whole = ran(made(WAYS[name], clock, solver=solver), 10)
@@ -193,7 +185,7 @@ def test_a_stop_anywhere_changes_nothing(name: str, tmp_path: Path) -> None:
         assert [e["presence"] for e in again.history_] == [e["presence"] for e in whole.history_]
 
 
-def test_a_round_that_was_broken_off_is_done_again() -> None:
+def test_interrupted_round_is_repeated() -> None:
     fed = ran(made(FedBuff(2)), 4)
     collect = fed.engine_.collect
 
@@ -210,7 +202,7 @@ def test_a_round_that_was_broken_off_is_done_again() -> None:
 
 @pytest.mark.parametrize("name", ["FedBuff", "drops"])
 @pytest.mark.parametrize("writes", [35, 50, 65])
-def test_a_kill_anywhere_changes_nothing(
+def test_kill_at_any_write_changes_nothing(
     name: str, writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -230,7 +222,7 @@ def test_a_kill_anywhere_changes_nothing(
     assert again.hash() == whole.hash()
 
 
-def test_the_cut_and_worker_processes_agree() -> None:
+def test_batches_and_worker_processes_agree() -> None:
     algorithm = replace(FedBuff(3), participation=Dropouts({"1": 3}))
     whole = ran(made(algorithm), 6)
     cut = ran(made(algorithm, VirtualClock(SPEEDS, engine=partial(BytesEngine, batch_count=3))), 6)
@@ -253,13 +245,13 @@ def test_the_cut_and_worker_processes_agree() -> None:
         processes.close()
 
 
-def test_memory_grows_with_the_parties_at_work_and_not_with_the_rounds() -> None:
+def test_pending_tasks_grow_with_working_parties_not_rounds() -> None:
     fed = made(FedBuff(2))
     sizes = [len(done.round.state.server_state["pending_tasks"]) for done in fed.rounds(25)]
     assert max(sizes) <= 6 + 5 and sizes[-1] <= max(sizes[5:15])
 
 
-def test_training_alone_beside_it_has_the_same_reports() -> None:
+def test_local_baseline_has_the_same_replies() -> None:
     """Else a party would be compared with one that worked more often than it did."""
     fed = ran(made(FedBuff(2)), 8)
     twin = ran(made(local_baseline(fed.algorithm, fed.history_)), 8)
@@ -267,14 +259,11 @@ def test_training_alone_beside_it_has_the_same_reports() -> None:
     assert column(twin, "clock") == column(fed, "clock")
 
 
-# ── stand-ins and bad input ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     "algorithm",
     [CoresetProxies(FedAsync()), CoresetProxies(FedBuff(2)), replace(CoresetProxies(algorithms.FedAvg()), quorum=2)],
 )
-def test_stand_ins_need_a_method_that_waits_for_all(algorithm: Algorithm) -> None:
+def test_coreset_proxies_need_a_method_that_waits_for_all(algorithm: Algorithm) -> None:
     """Else one would count in every version, many times as often as the parties that are there."""
     with pytest.raises(SettingError, match=r"does not wait for all parties \(its quorum is [12]\)"):
         made(algorithm).state  # noqa: B018
@@ -288,12 +277,12 @@ def test_stand_ins_need_a_method_that_waits_for_all(algorithm: Algorithm) -> Non
         (VirtualClock(jitter=-1.0), "The 'jitter' of VirtualClock must be >= 0"),
     ],
 )
-def test_a_bad_clock_is_named(clock: VirtualClock, told: str) -> None:
+def test_invalid_clock_is_rejected(clock: VirtualClock, told: str) -> None:
     with pytest.raises(SettingError, match=told):
         ran(made(FedAsync(), clock), 1)
 
 
-def test_bad_settings_are_named() -> None:
+def test_invalid_settings_are_rejected() -> None:
     with pytest.raises(
         SettingError, match="The 'staleness' of FedAsync must be one of 'constant', 'polynomial', 'hinge'"
     ):

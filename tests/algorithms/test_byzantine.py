@@ -18,24 +18,24 @@ def fitted(method, rounds=4):
     )
 
 
-def test_who_says_the_truth_changes_nothing():
+def test_byzantine_parties_with_true_values_change_nothing():
     assert torch.equal(fitted(ByzantineParties(FedAvg(), 2)).state.global_model, fitted(FedAvg()).state.global_model)
 
 
 @pytest.mark.parametrize("weights", [[1, 1, 1], [2, 1, 1]])
-def test_the_models_of_liars_arrive_multiplied(weights):
+def test_byzantine_models_arrive_multiplied(weights):
     method = ByzantineParties(FedAvg(), 1, scale=-10.0)
     found = method.aggregate(torch.tensor([[1.0], [4.0], [12.0]]), torch.tensor(weights, dtype=torch.float64))
     assert found.point.item() == pytest.approx((-10 * weights[0] + 4 + 12) / sum(weights))
 
 
-def test_the_stack_that_was_reported_is_not_written():
+def test_poisoned_aggregator_does_not_modify_the_stack():
     models = torch.ones(3, 2)
     ByzantineParties(FedAvg(), 1, scale=5.0).aggregate(models, None)
     assert torch.equal(models, torch.ones(3, 2))
 
 
-def test_a_claimed_reward_takes_over_the_reward_weighted_mean_and_no_other():
+def test_claimed_reward_dominates_only_the_reward_weighted_mean():
     metrics = [{"reward": 10.0, "samples": 5}, {"reward": 20.0, "samples": 5}, {"reward": 30.0, "samples": 5}]
     assert ByzantineParties(FedRL(), 1, claimed_reward=1e6).compute_weights(metrics).tolist() == [1e6, 20.0, 30.0]
     assert ByzantineParties(FedRL("uniform"), 1, claimed_reward=1e6).compute_weights(metrics).tolist() == [
@@ -47,7 +47,7 @@ def test_a_claimed_reward_takes_over_the_reward_weighted_mean_and_no_other():
 
 
 @pytest.mark.parametrize("robust", [algorithms.RFA, algorithms.CoordinateMedian])
-def test_a_median_stays_among_those_who_say_the_truth_and_a_mean_does_not(robust):
+def test_median_stays_among_honest_models_and_mean_does_not(robust):
     models = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
     honest = models[2:]
     mean, median = (
@@ -67,6 +67,6 @@ def test_a_median_stays_among_those_who_say_the_truth_and_a_mean_does_not(robust
         ({"claimed_reward": float("inf")}, "'claimed_reward'"),
     ],
 )
-def test_what_cannot_be_is_refused(settings, told):
+def test_invalid_settings_are_rejected(settings, told):
     with pytest.raises(SettingError, match=told):
         ByzantineParties(FedAvg(), **settings)

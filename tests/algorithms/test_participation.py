@@ -87,12 +87,12 @@ def _file(lines: list[str]) -> Path:
     return Path(stream.name)
 
 
-def test_after_the_last_round_of_a_trace_its_parties_are_away(tmp_path: Path) -> None:
+def test_parties_are_absent_after_the_last_round_of_a_trace(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("party,1,2,3\na,1,0,1\nb,0,0,0\n")
     assert days(Timetable.read(tmp_path / "trace.csv"), 5) == ["ac", "c", "ac", "c", "c"]
 
 
-def test_who_comes_by_chance_is_its_own_matter() -> None:
+def test_random_availability_of_a_party_is_independent_of_others() -> None:
     """Neither who else can be reached nor the order changes whether a party comes; a stint lasts."""
     comes = RandomAvailability(0.5)
     alone = days(comes, 60, ("b",))
@@ -104,7 +104,7 @@ def test_who_comes_by_chance_is_its_own_matter() -> None:
     assert [comes(attending(1, seed=seed)).keys() for seed in range(9)] != [comes(attending(1)).keys()] * 9
 
 
-def test_rules_hand_on_to_one_another() -> None:
+def test_participation_rules_compose() -> None:
     drops = Dropouts({"a": 1}, Sample(1))
     assert {len(day) for day in days(drops)} == {1} and "a" not in "".join(days(drops)[1:])
     assert days(FirstParties(2, Dropouts({"a": 1}))) == ["ab"] + ["b"] * 7
@@ -132,7 +132,7 @@ BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_wrong_with_a_schedule_is_said_with_its_row(name: str) -> None:
+def test_error_in_a_schedule_names_its_row(name: str) -> None:
     rows, told = BAD[name]
     with pytest.raises(SettingError, match=told):
         Timetable.from_records(rows)(attending(1))
@@ -155,13 +155,13 @@ def test_what_is_wrong_with_a_schedule_is_said_with_its_row(name: str) -> None:
         ("party,1,2\na,1,0\nb,1,0\na,0,1\n", "Rows 2 and 4 of .*table.csv both name party 'a'. Join them"),
     ],
 )
-def test_a_bad_file_is_named(text: str, told: str, tmp_path: Path) -> None:
+def test_invalid_file_is_named(text: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text(text)
     with pytest.raises(SettingError, match=told):
         Timetable.read(tmp_path / "table.csv")(attending(1))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"The schedule .*none.csv cannot be read: No such file"):
         Timetable.read(tmp_path / "none.csv")
 
@@ -180,14 +180,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         (PeriodicParticipation(0), "The 'period' of PeriodicParticipation must be a whole number >= 1"),
     ],
 )
-def test_bad_rules_are_found_before_the_work(attend: Participation, told: str) -> None:
+def test_invalid_rules_are_rejected_before_training(attend: Participation, told: str) -> None:
     with pytest.raises(SettingError, match=told):
         Federation(
             network(), classification_parties(3), replace(algorithms.FedAvg(), participation=attend), steps=1
         ).state
 
 
-def test_a_round_in_which_nobody_is_there_changes_nothing() -> None:
+def test_round_without_parties_changes_nothing() -> None:
     fed = Federation(
         network(),
         classification_parties(3),
@@ -204,7 +204,7 @@ def test_a_round_in_which_nobody_is_there_changes_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::descant.errors.DescantWarning")
-def test_presence_by_rounds_is_that_of_the_record() -> None:
+def test_presence_letters_match_the_accepted_parties() -> None:
     fed = Federation(
         network(),
         classification_parties(4),
@@ -221,7 +221,7 @@ def test_presence_by_rounds_is_that_of_the_record() -> None:
     assert {"p", "a", "."} <= set("".join(letters))
 
 
-def test_a_time_line_without_scores_has_no_panel_for_them(tmp_path: Path) -> None:
+def test_presence_plot_without_scores_has_no_score_panel(tmp_path: Path) -> None:
     fed = Federation(
         network(), classification_parties(3), algorithms.FedAvg(), steps=1, participation=Dropouts({"0": 1})
     ).fit(2, progress=False)
@@ -233,14 +233,14 @@ def test_a_time_line_without_scores_has_no_panel_for_them(tmp_path: Path) -> Non
     assert height - bare_height == pytest.approx(3.2 * 150, abs=1)
 
 
-def test_too_many_parties_are_not_kept_by_round() -> None:
+def test_presence_is_not_recorded_for_many_parties() -> None:
     fed = Federation(network(), classification_parties(101), algorithms.FedAvg(), steps=0).fit(1, progress=False)
     assert "presence" not in fed.history_[0]
     with pytest.raises(SettingError, match="too many parties"):
         fed.plot("presence", "nowhere.png")
 
 
-def test_recipes_say_who_is_there(tmp_path: Path) -> None:
+def test_recipes_set_participation(tmp_path: Path) -> None:
     (tmp_path / "who.csv").write_text("party,from,to\n0,1,4\n")
     table = Timetable.from_records([{"party": "0", "from": 1, "to": 4}], Sample(3))
     for line in (
@@ -269,7 +269,7 @@ def test_recipes_say_who_is_there(tmp_path: Path) -> None:
             read_recipe(TINY_RECIPE.replace("participation = 3", line)).algorithms()
 
 
-def test_a_schedule_is_found_beside_its_recipe_and_a_run_needs_it_no_more(
+def test_schedule_is_found_beside_its_recipe_and_stored_in_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sub").mkdir()

@@ -126,9 +126,6 @@ def sight_of(module: nn.Module, term: LossTerm, own: Tensor, w: Tensor, x: Tenso
     )
 
 
-# ── the points ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_points_are_the_input_every_non_linearity_and_the_top() -> None:
     def found(name: str) -> list[tuple[str, str]]:
         value = term_of(RM(), made(name)).value
@@ -141,7 +138,7 @@ def test_points_are_the_input_every_non_linearity_and_the_top() -> None:
     assert found("written") == [("input", "tanh"), ("tanh", "tanh_1"), ("tanh_1", "sigmoid"), ("sigmoid", "output")]
 
 
-def test_words_are_matched_as_what_they_are_embedded_as() -> None:
+def test_words_are_matched_by_their_embeddings() -> None:
     model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 3))
     assert term_of(RM(), model).value.layers[0].to_point == "0"  # type: ignore[attr-defined]
     data = [(torch.randint(7, (9, 3)), torch.arange(9) % 3) for _ in range(3)]
@@ -149,12 +146,9 @@ def test_words_are_matched_as_what_they_are_embedded_as() -> None:
     assert fed.fit(2, progress=False).state.execution_mode == "stacked" and not fed.rejections_
 
 
-# ── the loss ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @settings(deadline=None, derandomize=True, max_examples=20)
 @given(st.lists(st.integers(3, 6), min_size=1, max_size=3), st.integers(0, 10**6))
-def test_the_loss_is_0_for_matching_layers_that_invert_a_linear_model(widths: list[int], seed: int) -> None:
+def test_loss_is_zero_for_matching_layers_that_invert_a_linear_model(widths: list[int], seed: int) -> None:
     """Wider and wider, so that nothing is lost on the way: eq. (1) is 0 with the pseudo-inverse for θ."""
     torch.manual_seed(seed)
     sizes = [3, *sorted(widths)]
@@ -175,7 +169,7 @@ def test_the_loss_is_0_for_matching_layers_that_invert_a_linear_model(widths: li
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_loss_is_that_of_torch_s_own_layers(reduction: str) -> None:
+def test_loss_equals_that_of_torch_layers(reduction: str) -> None:
     """Eq. (1) with nn.ConvTranspose2d, nn.MaxUnpool2d and nn.Linear; ERRATA 5: mean of a tensor, or a sample's sum."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
@@ -199,7 +193,7 @@ def test_the_loss_is_that_of_torch_s_own_layers(reduction: str) -> None:
     torch.testing.assert_close(term.value(sight_of(model, term, theta, w, x)), expected, rtol=1e-12, atol=0)
 
 
-def test_matching_layers_begin_as_torch_s_do() -> None:
+def test_matching_layers_are_initialized_like_torch_layers() -> None:
     """Uniform within ±1/√(fan in), from the party's own stream."""
     term = term_of(RM(), nn.Sequential(nn.Linear(30, 100), nn.ReLU(), nn.Conv1d(1, 1, 1), nn.Linear(100, 40)))
     row = torch.zeros(3)
@@ -210,9 +204,6 @@ def test_matching_layers_begin_as_torch_s_do() -> None:
     for part, fan_in in zip(drawn[0], (100, 100, 40, 40, 1, 1), strict=True):
         assert float(part.abs().max()) <= fan_in**-0.5
     assert float(drawn[0][0].abs().max()) > 0.99 * 100**-0.5 and abs(float(drawn[0][0].mean())) < 0.005
-
-
-# ── the gradient ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's own, about what it costs
@@ -281,14 +272,14 @@ SOLVERS = [Sgd(lr=0.1, epochs=2, batch=4), Sgd(lr=0.01, steps=3, batch=2, optimi
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("solver", SOLVERS, ids=["epochs", "Adam", "at once"])
 @pytest.mark.parametrize("name", ["dense", "convolutions", "strides and groups", "written"])
-def test_all_ways_agree(name: str, solver: Sgd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_execution_modes_agree(name: str, solver: Sgd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("descant.training.stacked_gradient.LARGE_MODEL_BYTES", 0)
     algorithm = algorithms.EntropyRegularization(RM(algorithms.FedAvgPlus(alpha=0.5), reduction="sum", coefficient=0.1))
     agree(made(name), shaped(NETS[name][0]), algorithm, solver)
 
 
 @pytest.mark.parametrize("points", [("input", "0", "output"), ("0", "1", "2"), ("1", "2")])
-def test_points_may_be_named_and_are_seen_before_they_are_overwritten(points: tuple[str, ...]) -> None:
+def test_named_points_are_read_before_in_place_changes(points: tuple[str, ...]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)).double()
     agree(model, shaped((6,)), RM(points=points), Sgd(lr=0.1, steps=3, batch=4))
@@ -301,7 +292,7 @@ def test_points_may_be_named_and_are_seen_before_they_are_overwritten(points: tu
         torch.testing.assert_close(seen["0"], model[0](x))
 
 
-def test_models_without_a_kernel_are_matched_too() -> None:
+def test_models_without_a_kernel_are_matched() -> None:
     def way(*layers: nn.Module) -> str:
         torch.manual_seed(0)
         people = classification_parties(6).subset(["0", "1", "2"])
@@ -316,7 +307,7 @@ def test_models_without_a_kernel_are_matched_too() -> None:
 
 
 @pytest.mark.parametrize("way", ["stacked", "single", "looped"])
-def test_the_cut_changes_no_bit_of_convolutions(way: str) -> None:
+def test_batches_change_no_bit_of_convolutions(way: str) -> None:
     def hashed(pieces: int) -> str:
         people = shaped(NETS["convolutions"][0], 4)
         solver = Sgd(lr=0.05, steps=2, batch=3)
@@ -328,12 +319,9 @@ def test_the_cut_changes_no_bit_of_convolutions(way: str) -> None:
     assert len({hashed(pieces) for pieces in (1, 2, 3, 4)}) == 1
 
 
-# ── pooling ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.integers(2, 7), st.integers(2, 7), st.integers(1, 4), st.integers(0, 10**6))
-def test_switches_are_where_torch_s_pool_took_its_values_from(rows: int, columns: int, high: int, seed: int) -> None:
+def test_pooling_switches_match_torch_indices(rows: int, columns: int, high: int, seed: int) -> None:
     """With many equal values, and with a last row or column that no window holds."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(high, (2, 3, rows, columns), generator=generator).double().requires_grad_()
@@ -351,14 +339,12 @@ def test_switches_are_where_torch_s_pool_took_its_values_from(rows: int, columns
         assert torch.equal(switches.pool(x), x.flatten(2).gather(2, indices.flatten(2)).view(pooled.shape))
 
 
-# ── wrapping ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
 BASES = [algorithms.FedAvg(), algorithms.FedProx(0.1), algorithms.FedAvgPlus(alpha=1.0), algorithms.FedGeoMedPlus(1.0)]
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
-def test_coefficient_0_is_the_wrapped_algorithm_bit_for_bit(base: Algorithm, way: str) -> None:
+def test_coefficient_zero_equals_the_wrapped_algorithm_bit_for_bit(base: Algorithm, way: str) -> None:
     def hashed(algorithm: Algorithm) -> str:
         fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=3, batch=4, seed=2)
         fed.state = replace(fed.state, execution_mode=way)
@@ -371,7 +357,7 @@ def test_coefficient_0_is_the_wrapped_algorithm_bit_for_bit(base: Algorithm, way
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_party_whose_coefficient_is_0_learns_as_without(way: str) -> None:
+def test_party_with_coefficient_zero_trains_as_without_the_term(way: str) -> None:
     """And the others do not: a coefficient may differ by party and round."""
     people = classification_parties(4, torch.float64)
     rows = []
@@ -392,7 +378,7 @@ def test_wrapping_adds_one_term_and_changes_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_two_rounds_are_those_of_plain_torch(way: str) -> None:
+def test_two_rounds_equal_plain_torch(way: str) -> None:
     """Algorithm 1 without its tuner, written out: modules and one optimiser a party, and θ stays with it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
@@ -428,9 +414,6 @@ def test_two_rounds_are_those_of_plain_torch(way: str) -> None:
     torch.testing.assert_close(everything(fed, people), torch.cat([center, *theta.values()]), rtol=0, atol=1e-12)
 
 
-# ── the two simple terms ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_entropy_by_hand() -> None:
     """Eq. (8): chances (½, ½) have ln 2 nats, (¾, ¼) have 0.5623, a certainty has none."""
     output = torch.tensor([[0.0, 0.0], [math.log(3.0), 0.0], [200.0, 0.0]], dtype=torch.float64)
@@ -444,7 +427,7 @@ def test_entropy_by_hand() -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7, 10, 100])
-def test_unless_it_is_given_the_least_entropy_can_be_reached_whatever_the_classes(classes: int) -> None:
+def test_default_min_entropy_is_reachable_for_any_number_of_classes(classes: int) -> None:
     """Of ten classes it is the 2 nats that it is for, to the last bit; of others the same share of all there can be."""
     output = torch.randn(4, classes, generator=torch.Generator().manual_seed(0))
     assert (
@@ -460,7 +443,7 @@ def test_unless_it_is_given_the_least_entropy_can_be_reached_whatever_the_classe
 
 @settings(deadline=None, derandomize=True, max_examples=25)
 @given(st.integers(2, 5), st.integers(1, 6), st.floats(0.1, 2.0), st.sampled_from(["samples", "batch"]))
-def test_the_gradient_of_the_entropy_agrees_with_finite_differences(n: int, c: int, least: float, over: str) -> None:
+def test_entropy_gradient_agrees_with_finite_differences(n: int, c: int, least: float, over: str) -> None:
     generator = torch.Generator().manual_seed(n * 10 + c)
     output = 2 * torch.randn(n, c, generator=generator, dtype=torch.float64)
     entropy = EntropyTerm(least, over)  # type: ignore[arg-type]
@@ -485,9 +468,6 @@ def test_weight_divergence_is_fedprox_with_twice_the_coefficient() -> None:
     ]
     torch.testing.assert_close(centers[0], centers[1], rtol=0, atol=1e-12)
     assert (centers[0] - centers[2]).abs().max() > 1e-3
-
-
-# ── bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Branched(nn.Module):
@@ -516,7 +496,11 @@ def pooled(pool: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "points", "message"),
     [
-        (Branched(), None, r"'relu_1' cannot be mapped back to its 'relu': add \('add'\) is between them, and it has more than one"),
+        (
+            Branched(),
+            None,
+            r"'relu_1' cannot be mapped back to its 'relu': add \('add'\) is between them, and it has more than one",
+        ),
         (Deciding(), None, r"points of Deciding cannot be found: torch.fx cannot trace it.* submodules: first, again"),
         (network(), ("input", "nowhere"), r"no point 'nowhere' to watch. It has: input, 0, 1, 2, output"),
         (network(), ("2", "output"), r"at least two points.* The model has: input, 0, 1, 2, output"),
@@ -531,7 +515,7 @@ def pooled(pool: nn.Module) -> nn.Module:
         (pooled(nn.MaxPool1d(2)), "input", r"Matching needs at least two points.* Got \('input',\)"),
     ],
 )
-def test_models_that_cannot_be_matched_say_what_lies_between(
+def test_models_that_cannot_be_matched_name_the_obstacle(
     model: nn.Module, points: tuple[str, ...] | None, message: str
 ) -> None:
     with pytest.raises(ModelError, match=message):
@@ -543,7 +527,10 @@ def test_models_that_cannot_be_matched_say_what_lies_between(
     [
         (RM(coefficient=-1.0), r"The 'coefficient' of FedAvg\+RM must be >= 0. Got -1.0."),
         (RM(reduction="max"), r"The 'reduction' of FedAvg\+RM must be one of 'mean', 'sum'. Got 'max'."),  # type: ignore[arg-type]
-        (algorithms.EntropyRegularization(min_entropy=-1.0), r"The 'min_entropy' of FedAvg\+ER must be >= 0. Got -1.0."),
+        (
+            algorithms.EntropyRegularization(min_entropy=-1.0),
+            r"The 'min_entropy' of FedAvg\+ER must be >= 0. Got -1.0.",
+        ),
         (
             algorithms.EntropyRegularization(granularity="all"),
             r"The 'granularity' of FedAvg\+ER must be one of 'samples', 'batch'.",
@@ -558,7 +545,7 @@ def test_models_that_cannot_be_matched_say_what_lies_between(
         (RM(RM()), r"must have names of their own"),
     ],
 )
-def test_bad_settings_are_named(algorithm: Algorithm, message: str) -> None:
+def test_invalid_settings_are_rejected(algorithm: Algorithm, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Federation(network(), classification_parties(3), algorithm).fit(1, progress=False)
 
@@ -570,7 +557,7 @@ def test_part_of_a_branched_model_can_be_matched() -> None:
     assert fed.state.execution_mode == "stacked" and not fed.rejections_
 
 
-def test_the_page_is_what_a_new_user_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_on_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its examples, one after the other, in a folder that has the sound that they speak of."""
     page = (Path(__file__).parents[2] / "docs" / "representation-matching.md").read_text(encoding="utf-8")
     for word, hz in (("yes", 400), ("no", 2000)):

@@ -25,8 +25,6 @@ from descant.tracking import Run, read_run
 from test_adaptive_hyper import adaptive_federation, inflate_updates, population_with_validation
 from toy_problems import classification_parties, network
 
-# ── the server's own set ──────────────────────────────────────────────────────────────────────────────────────────────
-
 
 def by_hand(fed: Federation, people: Population) -> float:
     assert people.validation is not None
@@ -35,7 +33,7 @@ def by_hand(fed: Federation, people: Population) -> float:
         return float(functional.cross_entropy(fed.global_model_(x), y))
 
 
-def test_every_round_knows_the_loss_of_its_centre_on_the_validation_set() -> None:
+def test_every_round_records_the_validation_loss_of_its_global_model() -> None:
     people = population_with_validation()
     fed = Federation(network(), people, algorithms.FedAvg(), lr=0.1, steps=3, batch=4)
     assert fed.state.feedback == {"validation": pytest.approx(by_hand(fed, people))}
@@ -49,7 +47,7 @@ def test_every_round_knows_the_loss_of_its_centre_on_the_validation_set() -> Non
     assert torch.equal(fed.state.global_model, plain.state.global_model)  # it is looked at, and changes nothing
 
 
-def test_a_validation_loss_is_that_of_the_model_in_use_whatever_the_size_of_the_set() -> None:
+def test_validation_loss_uses_evaluation_mode_for_any_set_size() -> None:
     """No dropout, running statistics, and more samples than one forward pass takes."""
     people = classification_parties(7).subset(["0", "1", "2", "3", "4"])
     generator = torch.Generator().manual_seed(0)
@@ -59,7 +57,7 @@ def test_a_validation_loss_is_that_of_the_model_in_use_whatever_the_size_of_the_
     assert fed.history_[-1]["validation"] == pytest.approx(by_hand(fed, people), rel=1e-5)
 
 
-def test_a_centre_that_stays_keeps_its_loss() -> None:
+def test_unchanged_global_model_keeps_its_validation_loss() -> None:
     fed = Federation(network(), population_with_validation(), algorithms.Local(), lr=0.1, steps=3, batch=4).fit(
         2, progress=False
     )
@@ -86,13 +84,13 @@ X = [[0.0] * 6] * 4
         ("xy", "The validation set must be a pair"),
     ],
 )
-def test_bad_validation_sets(validation: object, message: str) -> None:
+def test_invalid_validation_sets_are_rejected(validation: object, message: str) -> None:
     data = [(party.x, party.y) for party in classification_parties(5).values()]
     with pytest.raises(PartyError, match=message):
         parties.from_arrays(data, validation=validation)  # type: ignore[arg-type]
 
 
-def test_a_validation_set_is_kept_described_and_part_of_what_a_run_is(tmp_path: Path) -> None:
+def test_validation_set_is_described_and_part_of_the_run_identity(tmp_path: Path) -> None:
     people = population_with_validation()
     assert people.subset(["1", "0"]).validation is people.validation
     assert people.validation is not None
@@ -109,10 +107,7 @@ def test_a_validation_set_is_kept_described_and_part_of_what_a_run_is(tmp_path: 
             made(other).load(tmp_path / "run")
 
 
-# ── what clients measure ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_parties_report_the_loss_of_what_they_received() -> None:
+def test_parties_measure_the_loss_of_the_received_model() -> None:
     algorithm = replace(algorithms.FedAvg(), loss_samples=4)
     fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=3, batch=4)
     for _ in range(2):
@@ -131,9 +126,6 @@ def test_parties_report_the_loss_of_what_they_received() -> None:
     assert "received_loss" not in plain.state.feedback
     with pytest.raises(SettingError, match="The 'loss_samples' of FedAvg must be a whole number >= 0"):
         Federation(network(), classification_parties(5), replace(algorithm, loss_samples=-1), lr=0.1, steps=1).state  # noqa: B018
-
-
-# ── shares of all samples ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("attend", [2, 5])
@@ -162,7 +154,7 @@ def test_total_shares_are_line_14_of_algorithm_1(attend: int) -> None:
         after("all")
 
 
-def test_a_return_forgets_what_the_server_remembered_of_its_moves() -> None:
+def test_rollback_resets_the_server_state() -> None:
     def momentum(center: Tensor, aggregate: Tensor, memory: NamedTensors, share: float) -> tuple[Tensor, NamedTensors]:
         seen.append("move" in memory)
         return aggregate, {"move": aggregate - center}
@@ -179,14 +171,11 @@ def test_a_return_forgets_what_the_server_remembered_of_its_moves() -> None:
     assert seen == [False, True, False, True]
 
 
-# ── training alone beside a tuner ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def work_of(fed: Federation) -> list[tuple[float, int]]:
     return [(entry["lr"], entry["work"]) for entry in fed.history_]
 
 
-def test_training_alone_takes_the_same_steps_as_the_federation_did() -> None:
+def test_local_baseline_takes_the_same_steps_as_the_federation() -> None:
     fed = adaptive_federation().fit(4, progress=False)
     assert len(set(work_of(fed))) > 1
     for more in (0, 3):  # and goes on when the run does
@@ -200,7 +189,7 @@ def test_training_alone_takes_the_same_steps_as_the_federation_did() -> None:
     assert adaptive_federation().table().rows  # before the first round there is nothing to repeat
 
 
-def test_in_a_comparison_every_tuned_method_has_a_yardstick_of_its_own_work() -> None:
+def test_every_tuned_method_has_a_local_baseline_with_its_work() -> None:
     data = [(party.x, party.y, party.x, party.y) for party in classification_parties(4).values()]
     people = parties.from_arrays(data, validation=data[0][:2])
     grids = {"lr": (0.05, 0.1, 0.2), "work": (2, 4, 8)}
@@ -222,7 +211,7 @@ def test_in_a_comparison_every_tuned_method_has_a_yardstick_of_its_own_work() ->
     assert study.methods[: len(set(beside.values()))] == tuple(dict.fromkeys(r.baseline for r in study.results))
 
 
-def test_training_alone_that_is_given_is_the_yardstick_of_those_who_do_the_same() -> None:
+def test_given_local_method_is_the_baseline_of_methods_with_its_work() -> None:
     data = [(party.x, party.y, party.x, party.y) for party in classification_parties(3).values()]
     decays = algorithms.DecaySchedule(lr_factor=0.5)
     methods = [replace(decays, name="decaying"), replace(algorithms.Local(), tune=decays.tune), algorithms.FedAvg()]
@@ -231,10 +220,7 @@ def test_training_alone_that_is_given_is_the_yardstick_of_those_who_do_the_same(
     assert study.of("decaying")[0].baseline == "Local"
 
 
-# ── records and reports ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_what_was_tuned_is_in_records_tables_and_reports(tmp_path: Path) -> None:
+def test_tuned_values_are_in_records_tables_and_reports(tmp_path: Path) -> None:
     data = [(party.x, party.y, party.x, party.y) for party in classification_parties(5).values()]
     validation = population_with_validation().validation
     people = parties.from_arrays(data, validation=validation)
@@ -254,7 +240,9 @@ def test_what_was_tuned_is_in_records_tables_and_reports(tmp_path: Path) -> None
     assert np.isfinite(metrics["rolled_back"]).tolist() == [round == 7 for round in range(1, 10)]
     assert any("Round 7: it collapsed at round 6" in text for text in found.warnings)
     study = study_from_run(tmp_path / "run")
-    assert [text for text in study.findings() if "rolled back" in text] == [n for n in table.notes if "rolled back" in n]
+    assert [text for text in study.findings() if "rolled back" in text] == [
+        n for n in table.notes if "rolled back" in n
+    ]
     page = study.save(tmp_path / "study") / "report.html"
     assert (tmp_path / "study" / "hyper.png").exists() and "What was tuned" in page.read_text(encoding="utf-8")
     again = Study.load(tmp_path / "study")

@@ -51,12 +51,12 @@ def test_help_and_version_import_nothing_heavy(tmp_path):
     assert shown.stdout.splitlines() == [f"descant {__version__}", "heavy: []"]
 
 
-def test_the_package_is_a_command_too(tmp_path):
+def test_package_runs_as_a_module(tmp_path):
     shown = descant_process("--version", cwd=tmp_path, code="import runpy; runpy.run_module('descant', alter_sys=True)")
     assert shown.stdout == f"descant {__version__}\n"
 
 
-def test_a_warning_of_ours_is_a_sentence_without_a_place_in_the_code():
+def test_descant_warning_is_printed_without_its_code_location():
     assert format_warning("x is y.", DescantWarning, "a.py", lineno=3, line=None) == "Warning: x is y.\n"
     assert "a.py:3" in format_warning("x is y.", UserWarning, "a.py", lineno=3, line=None)
 
@@ -79,7 +79,7 @@ def test_demo_as_json_is_one_document_with_six_rows(tmp_path):
     assert ran.stderr == ""
 
 
-def test_demo_for_people(tmp_path):
+def test_demo_prints_a_table(tmp_path):
     out = tmp_path / "report"
     shown = descant("demo", "--rounds", "1", "--seeds", "2", "--out", str(out))
     assert shown.exit_code == 0 and shown.stderr == ""
@@ -108,7 +108,7 @@ def forbid_work(monkeypatch):
         (["demos"], 2, "No such command 'demos'"),
     ],
 )
-def test_bad_input_is_a_sentence_and_a_status(monkeypatch, arguments, status, message):
+def test_invalid_input_gives_a_sentence_and_an_exit_status(monkeypatch, arguments, status, message):
     forbid_work(monkeypatch)
     shown = descant(*arguments)
     assert shown.exit_code == status
@@ -116,7 +116,7 @@ def test_bad_input_is_a_sentence_and_a_status(monkeypatch, arguments, status, me
     assert shown.stdout == ""
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+def test_unwritable_folder_is_rejected_before_training(tmp_path, monkeypatch):
     forbid_work(monkeypatch)
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path):
@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, mo
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_an_interrupt_is_a_sentence_and_130(tmp_path, monkeypatch):
+def test_interrupt_gives_a_sentence_and_exit_status_130(tmp_path, monkeypatch):
     def interrupted(*arguments, **settings):
         raise KeyboardInterrupt
 
@@ -163,7 +163,7 @@ def people():
         ("dropped", "because it draws random numbers"),
     ],
 )
-def test_the_doctor_says_how_a_model_would_run(tmp_path, model, said):
+def test_doctor_shows_the_execution_mode_of_a_model(tmp_path, model, said):
     file = tmp_path / "mine.py"
     file.write_text(MINE)
     shown = descant("doctor", f"{file}:{model}", "--parties", f"{file}:people")
@@ -181,12 +181,9 @@ def test_the_doctor_says_how_a_model_would_run(tmp_path, model, said):
         (["doctor", "nowhere.py:net", "--parties", "nowhere.py:people"], "There is no file nowhere.py"),
     ],
 )
-def test_the_doctor_names_what_it_cannot_find(arguments, message):
+def test_doctor_names_what_it_cannot_find(arguments, message):
     shown = descant(*arguments)
     assert shown.exit_code == 1 and message in shown.stderr and "Traceback" not in shown.output
-
-
-# ── recipes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -210,7 +207,7 @@ def test_compare_prints_a_table_and_writes_a_report(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_finished_comparison_is_printed_though_it_cannot_be_saved(tiny, monkeypatch, form):
+def test_finished_comparison_is_printed_even_if_saving_fails(tiny, monkeypatch, form):
     def full(*given, **named):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -221,7 +218,7 @@ def test_a_finished_comparison_is_printed_though_it_cannot_be_saved(tiny, monkey
     assert not form or json.loads(shown.stdout)["report"] is None
 
 
-def test_a_run_that_is_resumed_ends_like_one_that_was_not_disturbed(tiny, tmp_path):
+def test_resumed_run_ends_like_an_uninterrupted_one(tiny, tmp_path):
     whole = json.loads(descant("run", tiny, "--out", "whole", "--json").stdout)
     assert descant("run", tiny, "--out", "part", "--set", "run.rounds=1").exit_code == 0
     part = json.loads(descant("run", tiny, "--out", "part", "--resume", "--json").stdout)
@@ -236,7 +233,7 @@ def test_a_run_that_is_resumed_ends_like_one_that_was_not_disturbed(tiny, tmp_pa
     assert "FedGeoMedPlus" in descant("runs").stdout
 
 
-def test_the_progress_of_a_run_tells_what_the_round_tells(tiny, monkeypatch):
+def test_progress_of_a_run_shows_the_round_summary(tiny, monkeypatch):
     shown = []
 
     class Watched(Progress):
@@ -256,7 +253,7 @@ SEALED = TINY_RECIPE.replace("participation = 3", 'last_rounds = {"1" = 2}').rep
 )
 
 
-def test_a_run_seals_into_the_vault_beside_its_recipe_and_is_resumed_from_anywhere(tmp_path, monkeypatch):
+def test_run_uses_the_vault_beside_its_recipe_and_resumes_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
@@ -274,14 +271,14 @@ def test_a_run_seals_into_the_vault_beside_its_recipe_and_is_resumed_from_anywhe
     assert [row["opened"] for row in held] == [0, 2, 0, 0] and not recorded(tmp_path / "out").events[-1]["reason"]
 
 
-def test_a_limit_alone_needs_no_vault():
+def test_coreset_limit_needs_no_vault():
     assert read_recipe(SEALED).federation().coreset_limit == CoresetLimit(share=0.05)
     assert read_recipe(SEALED).federation().vault == VaultLocation("v", "v.key")
     only = read_recipe(SEALED).with_values("vault={count=3}").federation()
     assert only.vault is None and only.coreset_limit == CoresetLimit(share=None, count=3)
 
 
-def test_the_report_of_a_run_says_what_the_run_said(tiny, tmp_path):
+def test_report_of_a_run_repeats_its_verdict(tiny, tmp_path):
     ran = json.loads(descant("run", tiny, "--out", "r", "--json").stdout)
     (tmp_path / "r" / "report.html").unlink()
     shown = descant("report", "r")
@@ -290,7 +287,7 @@ def test_the_report_of_a_run_says_what_the_run_said(tiny, tmp_path):
     assert "FedGeoMedPlus" in (tmp_path / "r" / "report.html").read_text("utf-8")
 
 
-def test_what_must_be_known_of_the_data_is_in_every_output(tiny, tmp_path):
+def test_note_on_the_data_is_in_every_output(tiny, tmp_path):
     code = "from descant.parties import Population, digits\n\ndef noted(count: int):\n    made = digits(count)\n"
     (tmp_path / "stand_in.py").write_text(code + "    return Population(map(made._source, made), 'digits stand in')\n")
     here = ["--set", "parties.population=stand_in:noted", "--set", "run.rounds=1"]
@@ -310,7 +307,7 @@ def test_what_must_be_known_of_the_data_is_in_every_output(tiny, tmp_path):
         assert again["note"] == said and again["findings"].count(said) == 1
 
 
-def test_a_run_that_was_not_judged_says_how_to(tiny):
+def test_report_on_an_unscored_run_says_how_to_go_on(tiny):
     with Run.start("r", read_recipe(tiny).federation()) as run:
         shown = descant("report", "r")
         assert shown.exit_code == 1 and "The run in r has no scores yet" in shown.stderr
@@ -353,7 +350,7 @@ def test_a_run_that_was_not_judged_says_how_to(tiny):
         (["papers", "run", "fed_plus/mnist", "--set", "run.rounds=0"], "The 'rounds' of [run] must be"),
     ],
 )
-def test_a_command_on_recipes_names_what_is_wrong(tiny, monkeypatch, arguments, message):
+def test_recipe_command_names_the_error(tiny, monkeypatch, arguments, message):
     monkeypatch.setattr("descant.studies.study.compare", None)
     shown = descant(*arguments)
     assert shown.exit_code == 1, shown.output
@@ -361,7 +358,7 @@ def test_a_command_on_recipes_names_what_is_wrong(tiny, monkeypatch, arguments, 
 
 
 @pytest.mark.parametrize("key", ["run.ronds=1", "parties.cuont=1", "training.leer=1.0"])
-def test_a_short_form_that_would_fail_is_told_when_it_is_not_asked_for(tiny, tmp_path, key, monkeypatch):
+def test_invalid_short_form_is_reported_even_if_unused(tiny, tmp_path, key, monkeypatch):
     monkeypatch.setattr("descant.studies.study.compare", None)
     (tmp_path / "short.toml").write_text(read_recipe(tiny).with_values(f"quick.{key}").text)
     for arguments in (["short.toml", "--seeds", "1"], [tiny, "--set", f"quick.{key}"]):
@@ -378,20 +375,20 @@ def test_a_short_form_that_would_fail_is_told_when_it_is_not_asked_for(tiny, tmp
         ("net = 5\n", "The 'net' of [model] must be \"module:function\""),
     ],
 )
-def test_an_error_in_code_of_the_users_names_its_place(tiny, tmp_path, code, message):
+def test_error_in_user_code_names_its_line(tiny, tmp_path, code, message):
     file = tmp_path / "broken_net.py"
     file.write_text(code)
     shown = descant("run", tiny, "--set", f"model={{net='{file}:net'}}")
     assert shown.exit_code == 1 and message.format(file=file) in shown.stderr and "Traceback" not in shown.output
 
 
-def test_an_error_of_ours_keeps_its_traceback(tiny, monkeypatch):
+def test_internal_error_keeps_its_traceback(tiny, monkeypatch):
     monkeypatch.setattr("descant.federation.Federation.rounds", None)
     with pytest.raises(TypeError):
         CliRunner().invoke(typer.main.get_command(app), ["run", tiny], catch_exceptions=False)
 
 
-def test_a_run_that_is_interrupted_says_how_to_go_on(tiny, monkeypatch):
+def test_interrupted_run_prints_the_resume_command(tiny, monkeypatch):
     def interrupted(run):
         raise KeyboardInterrupt
 
@@ -407,7 +404,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tiny, monkeypatch):
     assert "resume" not in descant("runs").stdout
 
 
-def test_no_help_shows_marks_of_another_language():
+def test_help_texts_contain_no_markup():
     def commands(group, *path):
         yield path
         for name, command in getattr(group, "commands", {}).items():
@@ -420,10 +417,7 @@ def test_no_help_shows_marks_of_another_language():
         assert "Usage:" in shown and "\\[" not in shown and "None" not in shown, path
 
 
-# ── the page of a run ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_page_of_a_run_has_all_that_a_study_has(tiny, tmp_path):
+def test_report_of_a_run_has_all_parts_of_a_study(tiny, tmp_path):
     assert descant("run", tiny, "--out", "r").exit_code == 0
     local, method = study_from_run(tmp_path / "r").results
     assert study_from_run(tmp_path / "r").settings["parties"] == 4
@@ -442,7 +436,7 @@ def test_the_page_of_a_run_has_all_that_a_study_has(tiny, tmp_path):
     assert "scored at the end of the run only" in (tmp_path / "r" / "report.html").read_text("utf-8")
 
 
-def test_a_collapse_on_record_is_in_the_verdict_and_warnings_are_findings(tiny, tmp_path):
+def test_recorded_collapse_is_in_the_verdict_and_warnings_are_findings(tiny, tmp_path):
     """A loss that falls and then stays high, put into the folder's own tables."""
     losses = [*np.linspace(2, 0.2, 12), *[5.0] * 6]
     with Run.start("r", read_recipe(tiny).federation()) as run:
@@ -465,7 +459,7 @@ def test_a_collapse_on_record_is_in_the_verdict_and_warnings_are_findings(tiny, 
     assert len(told) == len(set(told)) and "warnings" not in study.settings and "recipe" not in study.settings
 
 
-def test_what_was_refused_in_rounds_that_were_done_again_counts_once(tiny, tmp_path):
+def test_rejections_of_repeated_rounds_count_once(tiny, tmp_path):
     with Run.start("r", read_recipe(tiny).federation()) as run:
         list(run.rounds(1, score_every=1))
         for _ in range(2):
@@ -474,17 +468,14 @@ def test_what_was_refused_in_rounds_that_were_done_again_counts_once(tiny, tmp_p
     assert study_from_run(tmp_path / "r").results[1].rejected == 1
 
 
-# ── the papers ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_papers_are_listed():
+def test_papers_list_shows_the_experiments():
     found = json.loads(descant("papers", "list", "--json").stdout)
     mine = next(row for row in found if row["experiment"] == "fed_plus/synthetic")
     assert mine["parties"] == "synthetic" and "v2 §8.1" in mine["title"] and {"quick", "full"} <= mine.keys()
     assert "fed_plus/synthetic" in descant("papers", "list").stdout
 
 
-def test_an_experiment_is_run_kept_and_compared_with_what_was_kept(tmp_path, monkeypatch):
+def test_experiment_is_compared_with_its_expected_numbers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shelf = tmp_path / "shelf" / "mine"
     shelf.mkdir(parents=True)
@@ -501,12 +492,14 @@ def test_an_experiment_is_run_kept_and_compared_with_what_was_kept(tmp_path, mon
     assert again["compared"] == ["All 3 means are within what the kept runs span (2 seeds, ± 0.005)."]
     assert again["figures"][0]["paper"] == 0.25
     assert json.loads(descant("papers", "list", "--json").stdout)[0]["quick"] > 0
-    monkeypatch.setattr("descant.cli.papers_commands.write_expected", mock.Mock(side_effect=StateError("it cannot be written")))
+    monkeypatch.setattr(
+        "descant.cli.papers_commands.write_expected", mock.Mock(side_effect=StateError("it cannot be written"))
+    )
     lost = descant("papers", "run", "mine/tiny", "--quick", "--update-expected")
     assert lost.exit_code == 1 and "it cannot be written" in lost.stderr and "table 7" in lost.stdout
 
 
-def test_the_report_of_a_sweep_is_one_page_for_all_its_values(tiny, tmp_path):
+def test_report_of_a_sweep_is_one_page_for_all_values(tiny, tmp_path):
     made = descant("compare", "tiny.toml", "--set", "sweep.training.lr=[0.1, 0.2]", "--seeds", "1")
     assert made.exit_code == 0 and "report.html" in made.stdout, made.output
     page = tmp_path / "descant-study" / "report.html"

@@ -61,7 +61,7 @@ def call(*arguments: str, code: int = 0) -> str:
     return done.output
 
 
-def test_a_federation_is_made_and_parties_are_invited_once(here: Path) -> None:
+def test_server_is_created_and_parties_are_invited_once(here: Path) -> None:
     made = json.loads(call("server", "init", "lab", "recipe.toml", "--port", "9", "--json"))
     assert made["address"] == "localhost:9" and len(made["fingerprint"]) == 64
     call("server", "invite", "lab", "north")
@@ -91,7 +91,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_dry_run_says_what_would_leave_the_building(here: Path) -> None:
+def test_dry_run_lists_what_would_leave_the_machine(here: Path) -> None:
     told = json.loads(call("silo", "check", "team.py", "--json"))
     assert told["parameters"] == 10 and told["bytes of an update"] == 40 and told["data"]["samples"] == 32
     assert told["tensors"] == {"1.weight": [2, 4], "1.bias": [2]}
@@ -130,12 +130,12 @@ def test_a_dry_run_says_what_would_leave_the_building(here: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_cannot_take_part_is_told_why(here: Path, more: str, why: str) -> None:
+def test_invalid_silo_file_is_rejected_with_a_reason(here: Path, more: str, why: str) -> None:
     (here / "bad.py").write_text(f"{TEAM}\n{more}\n")
     assert why in call("silo", "check", "bad.py", code=1)
 
 
-def test_a_teams_file_imports_what_stands_beside_it(here: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_silo_file_imports_modules_beside_it(here: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """As python itself lets it, whatever folder the command runs in."""
     (here / "beside_the_team.py").write_text(TEAM)
     (here / "thin.py").write_text("from beside_the_team import data, model")
@@ -145,7 +145,7 @@ def test_a_teams_file_imports_what_stands_beside_it(here: Path, tmp_path_factory
     assert done.returncode == 0 and "parameters:         10" in done.stdout, done.stderr
 
 
-def test_a_file_of_another_kind_is_no_team(here: Path) -> None:
+def test_silo_file_must_be_python(here: Path) -> None:
     assert "must be a Python file" in call("silo", "check", "recipe.toml", code=1)
     assert "must be a Python file" in call("silo", "check", "../" + here.name + "/recipe.toml", code=1)
 
@@ -159,7 +159,7 @@ def test_a_file_of_another_kind_is_no_team(here: Path) -> None:
     ],
     ids=["the training is over", "it leaves", "Ctrl-C"],
 )
-def test_a_team_that_ends_in_order_is_told_what_is_next(
+def test_silo_that_ends_prints_the_next_command(
     here: Path, monkeypatch: pytest.MonkeyPatch, how: bool | type[KeyboardInterrupt], told: str
 ) -> None:
     def ends(*_: object, **__: object) -> bool:
@@ -180,7 +180,7 @@ def test_a_team_that_ends_in_order_is_told_what_is_next(
     assert said[-1].endswith(told) and re.match(r"\d\d:\d\d:\d\d north joins", said[0])
 
 
-def test_a_server_that_is_interrupted_says_how_to_go_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_server_says_how_to_continue(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -190,14 +190,14 @@ def test_a_server_that_is_interrupted_says_how_to_go_on(here: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("name", ["min_parties", "quorum", "deadline", "timeout"])
-def test_a_server_that_would_wait_for_nothing_does_not_start(here: Path, name: str) -> None:
+def test_server_rejects_wait_limits_of_zero(here: Path, name: str) -> None:
     option = f"--{name.replace('_', '-')}"
     assert option in call("server", "start", "--help")
     call("server", "init", "lab", "recipe.toml")
     assert f"The {name!r} of server start must be" in call("server", "start", "lab", option, "0", code=1)
 
 
-def test_what_is_not_there_is_said(here: Path) -> None:
+def test_missing_files_and_folders_are_named(here: Path) -> None:
     assert "no file" in call("silo", "check", "nowhere.py", code=1)
     assert "There is no file nowhere." in call("silo", "join", "nowhere", "team.py", code=1)
     assert "there is no such folder" in call("report", "nowhere", code=1)
@@ -208,49 +208,49 @@ def test_what_is_not_there_is_said(here: Path) -> None:
     assert "already" in call("server", "init", "lab", "recipe.toml", code=1)
 
 
-def test_who_never_took_part_cannot_be_judged(here: Path) -> None:
+def test_silo_that_never_joined_cannot_be_evaluated(here: Path) -> None:
     (here / "north.silo" / "state").mkdir(parents=True)
     assert "Join first" in call("silo", "evaluate", "north.silo", "team.py", code=1)
 
 
-def test_what_is_no_invite_is_called_that_whoever_may_read_it(here: Path) -> None:
+def test_non_invite_is_rejected_before_its_permissions_are_checked(here: Path) -> None:
     """Files that were exchanged by mistake hold no key that should have been guarded."""
     told = call("silo", "join", "team.py", "recipe.toml", code=1)
     assert "team.py is no invite" in told and "chmod" not in told
 
 
-def test_a_method_without_an_algorithm_is_told_which_keys_it_has(here: Path) -> None:
+def test_method_without_an_algorithm_lists_its_keys(here: Path) -> None:
     (here / "recipe.toml").write_text(RECIPE.replace("algorithm", "algoritm"))
     told = call("server", "init", "lab", "recipe.toml", code=1)
     assert "[method] must have a key algorithm" in told and "Got 'algoritm'." in told
 
 
-def test_a_reason_that_ends_with_a_full_stop_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_outage_reason_ends_with_one_full_stop(capsys: pytest.CaptureFixture[str]) -> None:
     OutageReporter(print).report_failure("Server disconnected without sending a response.")
     assert "response. Retrying" in capsys.readouterr().out
 
 
-def test_one_server_a_folder(here: Path) -> None:
+def test_folder_runs_one_server_at_a_time(here: Path) -> None:
     call("server", "init", "lab", "recipe.toml")
     lock = FolderLock(here / "lab" / "run" / ".lock")
     assert "is in use by process" in call("server", "start", "lab", code=1)
     lock.release()
 
 
-def test_a_port_in_use_is_said_before_anything_is_started(here: Path) -> None:
+def test_port_in_use_is_reported_before_the_start(here: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         call("server", "init", "lab", "recipe.toml", "--port", str(other.getsockname()[1]))
         call("server", "invite", "lab", "north")
         told = call("server", "start", "lab", code=1)
-    assert "another process listens there. Stop that one" in told
+    assert "another process listens there. Stop it" in told
     assert "give another port" not in told
     assert not (here / "lab" / "run" / "training").exists()
 
 
 @pytest.mark.parametrize(("years", "why"), [(-3, "Set the clock"), (3, "has expired on")])
-def test_an_invite_is_read_by_the_clock_of_the_machine(
+def test_invite_validity_is_checked_by_the_machine_clock(
     here: Path, monkeypatch: pytest.MonkeyPatch, years: int, why: str
 ) -> None:
     call("server", "init", "lab", "recipe.toml")
@@ -261,7 +261,7 @@ def test_an_invite_is_read_by_the_clock_of_the_machine(
     assert why in told and f"{now:%Y-%m-%d}" in told and not (here / "north.silo").exists()
 
 
-def test_an_invite_is_good_for_its_own_name_only(here: Path) -> None:
+def test_invite_is_valid_for_its_own_name_only(here: Path) -> None:
     call("server", "init", "lab", "recipe.toml")
     call("server", "invite", "lab", "north")
     file = here / "north.invite"
@@ -292,7 +292,7 @@ def joined(here: Path) -> list[str]:
     return kept_by_north(here)
 
 
-def test_forgetting_keeps_what_the_policy_is_counted_by(here: Path, joined: list[str]) -> None:
+def test_forget_keeps_the_counters_of_the_policy(here: Path, joined: list[str]) -> None:
     told = call("silo", "forget", "north.silo", "--local")
     assert kept_by_north(here) == KEPT and len(joined) > 8
     assert "descant vault forget VAULT north" in told and all(name in told for name in joined)
@@ -303,7 +303,7 @@ def test_forgetting_keeps_what_the_policy_is_counted_by(here: Path, joined: list
 
 @pytest.mark.parametrize("known_by", ["keys", "introduction", "both"])
 @pytest.mark.parametrize("whose", ["party", "federation"])
-def test_a_folder_of_another_party_or_federation_is_left_alone(
+def test_folder_of_another_party_or_federation_is_not_changed(
     here: Path, joined: list[str], whose: str, known_by: str
 ) -> None:
     """Whatever it is known by; nothing is written there, its keys least of all."""
@@ -326,16 +326,14 @@ def test_a_folder_of_another_party_or_federation_is_left_alone(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"party": "north"}', '{"party": 7, "federation": []}'])
-def test_a_folder_that_does_not_say_any_more_whose_it_is_stays_as_it_is(
-    here: Path, joined: list[str], text: str
-) -> None:
+def test_folder_with_a_damaged_handshake_is_not_changed(here: Path, joined: list[str], text: str) -> None:
     file = here / "north.silo" / "state" / "handshake.json"
     file.write_text(text)
     told = call("silo", "join", "north.invite", "team.py", "--folder", "north.silo", code=1)
     assert "handshake.json is not as Descant wrote it" in told and "Restore it" in told and file.read_text() == text
 
 
-def test_the_same_party_joins_from_its_folder_again(here: Path, joined: list[str]) -> None:
+def test_party_rejoins_from_its_folder(here: Path, joined: list[str]) -> None:
     federation = invite.Invite.read(here / "north.invite").federation
     held = {"party": "north", "federation": federation}
     (here / "north.silo" / "state" / "handshake.json").write_text(json.dumps(held))
@@ -345,13 +343,13 @@ def test_the_same_party_joins_from_its_folder_again(here: Path, joined: list[str
     assert done.returncode == 1 and "must define model" in done.stderr  # which comes next
 
 
-def test_what_the_server_was_not_told_of_is_not_forgotten_here_either(here: Path, joined: list[str]) -> None:
+def test_forget_removes_nothing_without_the_servers_confirmation(here: Path, joined: list[str]) -> None:
     told = call("silo", "forget", "north.silo", "--wait", "0.5", code=1)
     assert kept_by_north(here) == joined
     assert "nothing was removed" in told and "descant vault forget VAULT north" in told and "--local" in told
 
 
-def test_a_file_that_cannot_take_part_does_not_join(here: Path) -> None:
+def test_invalid_silo_file_does_not_join(here: Path) -> None:
     call("server", "init", "lab", "recipe.toml", "--port", "9")
     call("server", "invite", "lab", "north")
     for text, why in {
@@ -365,7 +363,7 @@ def test_a_file_that_cannot_take_part_does_not_join(here: Path) -> None:
         assert done.returncode == 1 and why in done.stderr and "joins" not in done.stdout
 
 
-def test_an_invite_names_the_vault_that_rows_are_sealed_for(here: Path) -> None:
+def test_invite_names_the_vault_that_coresets_are_encrypted_for(here: Path) -> None:
     vault = f"[vault]\nfolder = '{here / 'vault'}'\nkey = '{here / 'key'}'\n"
     (here / "recipe.toml").write_text(f"{RECIPE}wrap = [{{wrapper = 'coreset_proxies'}}]\n{vault}")
     known = json.loads(call("vault", "init", "vault", "--key", "key", "--json"))["fingerprint"]
