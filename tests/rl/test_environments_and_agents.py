@@ -26,11 +26,9 @@ from descant import (
     PolicyGradient,
     algorithms,
     compare,
+    models,
     parties,
     rl,
-)
-from descant import (
-    models as problems,
 )
 from descant.core.algorithm import APPEND_ONLY
 from descant.errors import ModelError, PartyError, SettingError
@@ -43,7 +41,7 @@ PG = PolicyGradient(iterations=2, episodes=3, gradient_steps=3, batch=16)
 
 
 def net(outputs: int = 2) -> Any:
-    return partial(problems.mlp, 4, outputs, (8,))
+    return partial(models.mlp, 4, outputs, (8,))
 
 
 def federation(solver: Any = DQN, algorithm: Any = None, count: int = 4, **rest: Any) -> Federation:
@@ -228,7 +226,7 @@ def test_progress_shows_reward_and_speed_and_omits_a_missing_loss() -> None:
     assert re.fullmatch(r"reward [\d.]+, [\d,]+ steps/s", early.round.summary)
     (round,) = federation().rounds(1)
     assert re.fullmatch(r"loss \d+\.\d{4}, reward [\d.]+, [\d,]+ steps/s", round.round.summary)
-    data = Federation(partial(problems.mlp, 64, 10), parties.digits(count=2), algorithms.FedAvg(), lr=0.1)
+    data = Federation(partial(models.mlp, 64, 10), parties.digits(count=2), algorithms.FedAvg(), lr=0.1)
     (other,) = data.rounds(1)
     assert re.fullmatch(r"loss \d\.\d{4}", other.round.summary)
 
@@ -401,7 +399,7 @@ def test_options_may_be_lists_and_tables() -> None:
     population = parties.agents(
         "FrozenLake-v1", count=2, options={"desc": ["SF", "FG"], "is_slippery": False}, test_episodes=2
     )
-    fed = Federation(partial(problems.mlp, 4, 4, (8,)), population, algorithms.FedRL(), solver=DQN)
+    fed = Federation(partial(models.mlp, 4, 4, (8,)), population, algorithms.FedRL(), solver=DQN)
     assert (
         population["0"].environment.observation_shape == (4,) and fed.fit(1, progress=False).scores().personal.mean >= 0
     )
@@ -409,7 +407,7 @@ def test_options_may_be_lists_and_tables() -> None:
 
 def test_any_environment_with_discrete_actions_works() -> None:
     population = parties.agents("FrozenLake-v1", count=2, test_episodes=2)
-    fed = Federation(partial(problems.mlp, 16, 4, (8,)), population, algorithms.FedRL(), solver=DQN)
+    fed = Federation(partial(models.mlp, 16, 4, (8,)), population, algorithms.FedRL(), solver=DQN)
     assert (
         fed.fit(2, progress=False).scores().personal.mean >= 0
     )  # all rewards are 0 at first, so all weights are equal
