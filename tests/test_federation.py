@@ -230,7 +230,7 @@ def test_local_only_has_the_same_attendance_and_work_as_what_it_is_compared_with
     alone = [row["local"] for row in fed.table().rows]
     np.testing.assert_array_equal(study.local_results("L2GD")[0].scores.personal.values, alone)
     assert study.local_results("FedAvg")[0].method == "Local"
-    with pytest.raises(SettingError, match="'Local' is the name of training alone"):
+    with pytest.raises(SettingError, match="'Local' is the name of local training"):
         compare([replace(algorithms.FedAvg(), name="Local")], net, people, rounds=1)
 
 

@@ -1,4 +1,4 @@
-"""The membership-inference figure: what the attack finds is what there is to find."""
+"""Membership inference: ROC curves match scikit-learn, and attacks find known leaks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ numbers = st.lists(st.integers(-3, 3), min_size=2, max_size=20)
 
 @given(numbers, numbers)
 @settings(max_examples=25, deadline=None)
-def test_the_curve_and_its_area_are_the_known_ones(members: list[int], others: list[int]) -> None:
+def test_the_roc_curve_and_auc_match_scikit_learn(members: list[int], others: list[int]) -> None:
     found = RocCurve.from_scores(np.array(members, dtype=float), np.array(others, dtype=float))
     labels = [1] * len(members) + [0] * len(others)
     assert found.auc == pytest.approx(roc_auc_score(labels, members + others))
@@ -35,33 +35,33 @@ def test_the_curve_and_its_area_are_the_known_ones(members: list[int], others: l
     assert mirrored.auc == pytest.approx(1 - found.auc) and mirrored.auc_error == pytest.approx(found.auc_error)
 
 
-def test_the_error_of_the_area_is_its_spread_over_samples() -> None:
+def test_the_auc_error_is_its_spread_over_samples() -> None:
     rng = np.random.default_rng(0)
     found = [RocCurve.from_scores(rng.normal(0.5, 1, 60), rng.normal(0, 1, 40)) for _ in range(400)]
     assert np.std([one.auc for one in found]) == pytest.approx(np.mean([one.auc_error for one in found]), rel=0.1)
 
 
-def guessing(rows: int = 200, tested: int = 200) -> Party:
+def random_party(rows: int = 200, tested: int = 200) -> Party:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows + tested, 3, generator=generator)
     y = torch.arange(rows + tested) % 2
     return parties.from_arrays({"a": (x[:rows], y[:rows], x[rows:], y[rows:])})["a"]
 
 
-def test_a_model_that_never_saw_the_rows_gives_nothing_away_and_the_coreset_gives_itself() -> None:
-    party = guessing()
+def test_an_untrained_model_leaks_nothing_and_a_coreset_leaks_its_own_rows() -> None:
+    party = random_party()
     chosen = Selection(share=0.1).choose(party, seed=0)
     found = attack_membership(nn.Linear(3, 2), party, chosen.coreset)
     model = found.roc_curves[MODEL_ONLY]
     both = found.roc_curves[MODEL_AND_CORESET]
     assert abs(model.auc - 0.5) < 3 * model.auc_error
     assert both.recall_at(0.0) >= 20 / 200 and both.auc > model.auc
-    assert both.recall_at(0.0) <= 20 / 200 + model.recall_at(0.0) + 0.01  # what is known, and no more than that
+    assert both.recall_at(0.0) <= 20 / 200 + model.recall_at(0.0) + 0.01  # the coreset rows and no more
     assert found.coreset_rows == 20 and "of 20 rows" in found.table().verdict
 
 
-def test_a_model_that_knows_its_rows_by_heart_gives_all_away() -> None:
-    party = guessing()
+def test_a_model_that_memorizes_its_rows_leaks_all() -> None:
+    party = random_party()
 
     def remembered(output: Tensor, target: Tensor) -> Tensor:
         known = (output[:, None] == party.x[None]).all(-1).any(-1)
@@ -73,7 +73,7 @@ def test_a_model_that_knows_its_rows_by_heart_gives_all_away() -> None:
     assert (roc.auc, roc.recall_at(), roc.advantage) == (1.0, 1.0, 1.0)
 
 
-def test_a_test_row_that_equals_one_of_the_coreset_is_a_false_alarm() -> None:
+def test_a_test_row_equal_to_a_coreset_row_is_a_false_alarm() -> None:
     x = torch.arange(8.0)[:, None]
     y = torch.zeros(8).long()
     party = parties.from_arrays({"a": (x[:4], y[:4], x[3:], y[3:])})["a"]
@@ -82,23 +82,23 @@ def test_a_test_row_that_equals_one_of_the_coreset_is_a_false_alarm() -> None:
     assert found.true_positive_rates[1] == 1.0 and found.false_positive_rates[1] == pytest.approx(1 / 5)
 
 
-def test_columns_that_did_not_leave_are_not_compared() -> None:
-    party = guessing(20, 20)
+def test_dropped_columns_are_not_compared() -> None:
+    party = random_party(20, 20)
     selection = Selection(count=5, drop_columns=(1,))
     coreset = selection(party, seed=0)
     with_drop, without = (
-        attack_membership(nn.Linear(3, 2), party, coreset, drop, loss=zero).roc_curves[MODEL_AND_CORESET]
+        attack_membership(nn.Linear(3, 2), party, coreset, drop, loss=zero_loss).roc_curves[MODEL_AND_CORESET]
         for drop in (selection.drop_columns, ())
     )
     assert with_drop.recall_at(0.0) == 5 / 20 and without.recall_at(0.0) == 0
 
 
-def zero(output: Tensor, target: Tensor) -> Tensor:
+def zero_loss(output: Tensor, target: Tensor) -> Tensor:
     return output.sum() * 0
 
 
-def test_the_module_stays_as_it_was_and_a_loss_that_is_no_number_looks_like_nobody() -> None:
-    party = guessing(6, 6)
+def test_the_module_is_unchanged_and_a_nan_loss_separates_nothing() -> None:
+    party = random_party(6, 6)
     module = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5), nn.BatchNorm1d(2))
     module[2].eval()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -112,17 +112,17 @@ def test_the_module_stays_as_it_was_and_a_loss_that_is_no_number_looks_like_nobo
     assert attack_membership(module, party, loss=broken).roc_curves[MODEL_ONLY].auc == 0.5
 
 
-def test_a_party_without_a_test_set_is_an_error() -> None:
+def test_a_party_without_a_test_set_raises() -> None:
     party = parties.from_arrays({"a": ([[0.0], [1.0]], [0, 1])}, test=0)["a"]
     with pytest.raises(PartyError, match="has no test set"):
         attack_membership(nn.Linear(1, 2), party)
 
 
-def test_the_picture_and_the_table(tmp_path: Path) -> None:
-    party = guessing(30, 20)
+def test_the_picture_is_written_and_the_table_names_its_limits(tmp_path: Path) -> None:
+    party = random_party(30, 20)
     found = attack_membership(nn.Linear(3, 2), party, Selection(share=0.1)(party, seed=0))
     assert found.plot(tmp_path / "made" / "roc.png").read_bytes()[:4] == b"\x89PNG"
     assert [row["attacker holds"] for row in found.table().rows] == [MODEL_ONLY, MODEL_AND_CORESET]
     assert "only 20 rows" in str(found.table()) and "only" not in str(
-        attack_membership(nn.Linear(3, 2), guessing()).table()
+        attack_membership(nn.Linear(3, 2), random_party()).table()
     )

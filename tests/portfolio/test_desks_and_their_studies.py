@@ -183,10 +183,10 @@ def test_a_study_of_desks_shows_trivial_strategies_and_every_measure(tmp_path: P
     days = len(desks()["0"].test_dates)  # type: ignore[attr-defined]
     assert rows["buy and hold"]["turnover"] == pytest.approx(1 / days, abs=1e-5)  # of the first day alone
     means = [f"{kind} {rows[kind]['annual return']:.3f}" for kind in strategies]
-    assert again.verdict().endswith(f"Without learning: {', '.join(means)}.")
+    assert again.verdict().endswith(f"Without training: {', '.join(means)}.")
     assert rows["FedAvg"]["annual return"] == pytest.approx(study.table().rows[2]["mean"], abs=1e-5)
     page = (tmp_path / "study" / "report.html").read_text()
-    assert "buy and hold" in page and "What the desks earned" in page and "agent" not in page
+    assert "buy and hold" in page and "Rewards of the desks" in page and "agent" not in page
     assert all((tmp_path / "study" / f"{kind}.png").stat().st_size > 10_000 for kind in ("portfolio", "weights"))
 
 

@@ -59,9 +59,9 @@ def row(fed: Federation) -> Tensor:
 
 def released_by(algorithm: Algorithm, models: Tensor, center: Tensor, count: float, round: int = 0) -> Tensor:
     """The centre that a round lets out, of these models ``[K, d]``."""
-    layout = SimpleNamespace(size=models.shape[1], range_of=None)
-    plan: Any = SimpleNamespace(algorithm=algorithm, net=SimpleNamespace(layout=layout), private=(), seed=0)
-    state: Any = SimpleNamespace(center=center, round=round)
+    layout = SimpleNamespace(trainable_width=models.shape[1], column_range=None)
+    plan: Any = SimpleNamespace(algorithm=algorithm, net=SimpleNamespace(layout=layout), private_layers=(), seed=0)
+    state: Any = SimpleNamespace(global_model=center, round=round)
     return noisy_mean(plan, state, models, denominator=count).point
 
 
@@ -116,7 +116,7 @@ def reports(fed: Federation, round: int = 1, memories: list[dict[str, Tensor]] |
 def tasks(fed: Federation, round: int = 1) -> list[Task]:
     told = {"seed": fed.seed, "execution_mode": fed.state.execution_mode, "layout": fed.plan_.net.layout.digest}
     told |= vars(fed.plan_.solver.hyper)
-    return [Task(name, round, "train", arrays={"server": row(fed)}, settings=told) for name in fed.population]
+    return [Task(name, round, "train", arrays={"global_model": row(fed)}, settings=told) for name in fed.population]
 
 
 def sent(fed: Federation, report: Reply) -> list[tuple[Tensor, Tensor]]:
@@ -470,7 +470,7 @@ def test_only_draws_that_nobody_knows_make_it_cheaper() -> None:
 
 
 def test_by_chance_the_mean_is_over_as_many_as_come_on_average() -> None:
-    fed = federation(central(clip=1e9, noise=1e-15, delta=1e-3), attend=PoissonSampling(0.4, source="seed"))
+    fed = federation(central(clip=1e9, noise=1e-15, delta=1e-3), participation=PoissonSampling(0.4, source="seed"))
     first = row(fed).clone()
     (round,) = fed.rounds(1)
     present = set(round.round.participants)
@@ -485,27 +485,27 @@ def test_by_chance_the_mean_is_over_as_many_as_come_on_average() -> None:
 A = algorithms
 REFUSED: dict[str, tuple[Callable[[], Algorithm], str]] = {
     "geometric median": (lambda: central(A.RFA()), "cannot wrap RFA: noise of clip/K hides a party in a mean"),
-    "coordinate median": (lambda: central(A.CoordinateMedian()), "can move the centre of CoordinateMedian by more"),
-    "median of Fed+": (lambda: central(A.FedGeoMedPlus()), "can move the centre of Norm2 by more"),
+    "coordinate median": (lambda: central(A.CoordinateMedian()), "can move the aggregate of CoordinateMedian by more"),
+    "median of Fed+": (lambda: central(A.FedGeoMedPlus()), "can move the aggregate of Norm2 by more"),
     "v1's median": (lambda: central(A.FedPlusV1(Norm1(), A.RFA().aggregate)), "GeometricMedian by more"),
-    "lying": (lambda: central(A.ByzantineParties(FedAvg())), "can move the centre of PoisonedAggregator by more"),
+    "lying": (lambda: central(A.ByzantineParties(FedAvg())), "can move the aggregate of PoisonedAggregator by more"),
     "all": (lambda: central(FedAvgPlus(aggregate_over="all")), "counts the last models of the absent again"),
-    "async": (lambda: central(A.FedAsync()), "its centre does not wait for all"),
-    "buffered": (lambda: central(A.FedBuff()), "its centre does not wait for all"),
-    "total": (lambda: central(FedAvg(normalize="total")), r'normalize="total" moves the centre by numbers of samples'),
-    "rewards": (lambda: central(A.FedRL()), "weighs reports by what parties say of them"),
+    "async": (lambda: central(A.FedAsync()), "it does not wait for all"),
+    "buffered": (lambda: central(A.FedBuff()), "it does not wait for all"),
+    "total": (lambda: central(FedAvg(normalize="total")), r'normalize="total" moves the global model by sample counts'),
+    "rewards": (lambda: central(A.FedRL()), "weights updates by what parties report of them"),
     "coreset_proxies": (
         lambda: central(A.CoresetProxies(FedAvg())),
-        "stand-ins are trained on rows of the parties' data",
+        "proxies are trained on rows that leave the parties",
     ),
-    "tuned": (lambda: central(A.AdaptiveHyper(reward="clients")), "clients' losses tell these without noise"),
-    "alone": (lambda: central(A.Local()), "has no common model, and shares nothing"),
-    "twice": (lambda: local(central()), r"FedAvg\+DP is private already"),
+    "tuned": (lambda: central(A.AdaptiveHyper(reward="clients")), "clients' losses reveal them without noise"),
+    "alone": (lambda: central(A.Local()), "has no global model, and shares nothing"),
+    "twice": (lambda: local(central()), r"FedAvg\+DP is already private"),
     "no clip": (lambda: central(clip=None), "without a 'clip' hides nothing"),
     "no noise": (lambda: central(noise=0.0, budget=1.0), "cannot keep a budget without noise"),
     "own models": (lambda: local(FedAvgPlus()), "which would be noise on noise"),
     "local total": (lambda: local(FedAvg(normalize="total")), r'normalize="total"'),
-    "local stand-ins": (lambda: local(A.CoresetProxies(FedAvg())), "rows of the parties' data"),
+    "local proxies": (lambda: local(A.CoresetProxies(FedAvg())), "rows that leave the parties"),
     "bad clip": (lambda: central(clip=-1.0), "The 'clip' of CentralDP must be > 0. Got -1.0."),
     "bad delta": (lambda: local(delta=1.0), "The 'delta' of LocalDP must be > 0 and < 1. Got 1.0."),
     "bad source": (lambda: CentralDP(source="dice"), "The 'source' of CentralDP must be one of"),  # type: ignore[arg-type]
@@ -520,13 +520,13 @@ def test_what_is_not_sound_is_refused_with_the_reason(name: str) -> None:
 
 
 WRAPPED: dict[str, tuple[Callable[[], Algorithm], str]] = {
-    "coreset_proxies": (lambda: A.CoresetProxies(central()), "is not private: stand-ins are trained on rows"),
+    "coreset_proxies": (lambda: A.CoresetProxies(central()), "is not private: proxies are trained on rows"),
     "tuned": (lambda: A.AdaptiveHyper(central(), reward="clients"), r"FedAvg\+DP\+AH is not private"),
-    "lying": (lambda: A.ByzantineParties(central()), "can move the centre of PoisonedAggregator by more"),
-    "quorum": (lambda: replace(central(), quorum=2), "its centre does not wait for all"),
+    "lying": (lambda: A.ByzantineParties(central()), "can move the aggregate of PoisonedAggregator by more"),
+    "quorum": (lambda: replace(central(), quorum=2), "it does not wait for all"),
     "samples": (
         lambda: replace(central(), compute_weights=FedAvg().compute_weights),
-        "weighs reports by what parties say of them",
+        "weights updates by what parties report of them",
     ),
 }
 
@@ -560,7 +560,7 @@ def test_medians_fit_local_privacy_and_a_tuner_sees_nothing_of_parties() -> None
 
 
 def test_a_walk_would_give_a_round_away() -> None:
-    with pytest.raises(DescantError, match="A walk takes a round on trial"):
+    with pytest.raises(DescantError, match="An interpolation runs a trial round"):
         interpolation(federation(central()).fit(1, progress=False))
 
 
@@ -711,10 +711,10 @@ def test_a_party_that_hides_samples_answers_the_same_when_it_is_asked_again() ->
 
 UNHIDDEN: dict[str, tuple[Callable[[], Algorithm], str]] = {
     "a term": (A.FedProx, "the loss has the term 'proximal'.*FedPlusFixed"),
-    "coreset_proxies": (lambda: A.CoresetProxies(FedAvg()), "cannot hide samples in FedAvg.*rows of the parties' data"),
+    "coreset_proxies": (lambda: A.CoresetProxies(FedAvg()), "cannot hide samples in FedAvg.*rows that leave the parties"),
     "tuned": (lambda: A.AdaptiveHyper(reward="clients"), "clients' losses"),
-    "twice": (central, "it hides whole parties, and PrivateSgd samples"),
-    "rewards": (lambda: replace(FedAvg(), compute_weights=A.FedRL().compute_weights), "what parties say of them"),
+    "twice": (central, "it hides whole parties, and DpSgd hides samples"),
+    "rewards": (lambda: replace(FedAvg(), compute_weights=A.FedRL().compute_weights), "what parties report of them"),
 }
 
 

@@ -403,7 +403,7 @@ def test_a_party_that_cannot_be_evaluated_does_not_count_and_is_named() -> None:
     people = parties.digits(count=4, seed=0)
     engine = partial(BytesEngine, tamper=unable)
     fed = Federation(lambda: torch.nn.Linear(64, 10), people, algorithms.FedAvg(), lr=0.1, steps=1, engine=engine)
-    with pytest.warns(DescantWarning, match="Party '1' could not be evaluated, and does not count: lost"):
+    with pytest.warns(DescantWarning, match="Party '1' could not be evaluated and does not count: lost"):
         scores = fed.scores()
     assert [math.isnan(value) for value in scores.personal.values] == [False, True, False, False]
     assert torch.equal(fed.models_["1"].get_parameter("bias"), fed.global_model_.get_parameter("bias"))

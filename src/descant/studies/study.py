@@ -230,8 +230,9 @@ def compare(
     """Run every algorithm with every seed, and local training with the same work.
 
     ``settings`` are those of :class:`Federation`. ``seeds`` is a number of seeds or a list of seeds; ``points`` rounds
-    are scored for the curve. ``local`` is the baseline algorithm, for comparisons in which all algorithms share a loss term
-    that it should have too. ``cache`` is a folder for finished trainings: an interrupted comparison continues from it.
+    are scored for the curve. ``local`` is the baseline algorithm, for comparisons in which all algorithms share a loss
+    term that it should have too. ``cache`` is a folder for finished trainings: an interrupted comparison continues from
+    it.
     """
     chosen_seeds = list(range(seeds)) if isinstance(seeds, int) else list(map(int, seeds))
     if isinstance(algorithms, Algorithm) or rounds < 1 or not chosen_seeds or "seed" in settings:
