@@ -1,6 +1,6 @@
-"""What `bash scripts/engines --long` found: docs/engines.json and the tables of docs/engines.md, from pytest's report.
+"""Write the results of `bash scripts/engines --long` into docs/engines.json and the tables of docs/engines.md.
 
-In the environment that the tests ran in: python docs/engines.py results.xml flower --commit 1a2b3c [--note "..."]
+Run it in the environment of the tests: python docs/engines.py results.xml flower --commit 1a2b3c [--note "..."]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PACKAGES = ("descant", "torch", "numpy", "safetensors", "flwr", "ray")
 
 
 def versions() -> dict[str, str]:
-    """Of whatever takes part, as far as it is installed here."""
+    """Return the versions of the packages that take part, as far as they are installed."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -35,13 +35,13 @@ def versions() -> dict[str, str]:
     if "flwr" in found:
         from descant.deployment.nginx_proxy import find_nginx
 
-        said = subprocess.run([find_nginx(), "-v"], capture_output=True, text=True, check=True).stderr
-        found["nginx"] = said.strip().rpartition("/")[2]
+        output = subprocess.run([find_nginx(), "-v"], capture_output=True, text=True, check=True).stderr
+        found["nginx"] = output.strip().rpartition("/")[2]
     return found
 
 
 def outcomes(report: Path) -> list[dict[str, Any]]:
-    """Every test with what came of it and how long it took."""
+    """Return every test with its outcome and its seconds."""
     tests = []
     for case in ElementTree.parse(report).iter("testcase"):
         bad = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
@@ -65,8 +65,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path)
     parser.add_argument("engine", choices=["flower", "ray"])
-    parser.add_argument("--note", default="", help="what a reader should know of the machine then")
-    parser.add_argument("--commit", required=True, help="what was tested")
+    parser.add_argument("--note", default="", help="a remark on the machine during the run")
+    parser.add_argument("--commit", required=True, help="the commit that was tested")
     given = parser.parse_args()
     kept = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {}
     kept[given.engine] = {
