@@ -1,4 +1,4 @@
-"""The proxy: only invited parties pass, only to the fleet's paths, and what is refused never reaches the server."""
+"""The proxy: only invited parties pass, only to the fleet paths; rejected requests never reach the server."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ try:
 except EngineError as error:
     MISSING = str(error)
 needs_nginx = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-BODY = 16  # megabytes that are let through, unless it is told otherwise: Flower cuts what it sends at 5
+BODY = 16  # megabytes, the default limit; Flower splits messages at 5
 OK = b"the server has it"
 
 
 class Upstream(ThreadingHTTPServer):
-    """In place of Flower's SuperLink: answers all, and remembers what it was asked."""
+    """A stand-in for Flower's SuperLink that answers all requests and records them."""
 
     daemon_threads = True
 
@@ -52,7 +52,7 @@ class Upstream(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A connection that was broken off is what some of these tests are about."""
+        """Ignore broken connections, which some tests make."""
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -63,7 +63,7 @@ class Answer(BaseHTTPRequestHandler):
         self.server.begun.set()
         if self.headers["Transfer-Encoding"] == "chunked":
             body = b""
-            while size := int(self.rfile.readline(), 16):  # no number where it was broken off
+            while size := int(self.rfile.readline(), 16):  # no number if the connection broke
                 body += self.rfile.read(size)
                 self.rfile.readline()
             self.rfile.readline()
@@ -89,7 +89,7 @@ def free_port() -> int:
 
 
 class Scene:
-    """A federation with a server that remembers, and a proxy before it."""
+    """A federation with a recording server behind a proxy."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -106,7 +106,7 @@ class Scene:
         if who is not None:
             context.load_cert_chain(who.certificate, who.key)
         if tls is not None:
-            context.set_ciphers("ALL:@SECLEVEL=0")  # or it would be this side that refuses
+            context.set_ciphers("ALL:@SECLEVEL=0")  # or this side would reject it
             context.minimum_version = context.maximum_version = tls
         return context
 
@@ -136,23 +136,23 @@ def scene_in(folder: Path) -> Iterator[Scene]:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    """For tests that revoke, end or break something."""
+    """A scene for tests that revoke, stop or break something."""
     yield from scene_in(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, CredentialFiles]]:
-    """For tests that only ask."""
+    """A running proxy for tests that only send requests."""
     for made in scene_in(tmp_path_factory.mktemp("proxy")):
         with made.proxy.start(made.roster.folder):
             yield made, made.party("north")
 
 
-def eventually(true: Callable[[], bool], patience: float = 15.0) -> bool:
-    until = time.monotonic() + patience
-    while not true() and time.monotonic() < until:
+def eventually(condition: Callable[[], bool], timeout: float = 15.0) -> bool:
+    end = time.monotonic() + timeout
+    while not condition() and time.monotonic() < end:
         time.sleep(0.05)
-    return true()
+    return condition()
 
 
 def listens(port: int) -> bool:
@@ -160,12 +160,9 @@ def listens(port: int) -> bool:
         return trial.connect_ex(("127.0.0.1", port)) == 0
 
 
-# ── what passes, and what does not ────────────────────────────────────────────────────────────────────────────────────
-
-
 @needs_nginx
 @pytest.mark.parametrize("path", ["/v1/fleet/x", "/v1/fleet/push-object", "/v1/fleet/send-node-heartbeat"])
-def test_an_invited_party_reaches_the_fleet_with_its_whole_body(
+def test_invited_party_reaches_the_fleet_api_with_its_whole_body(
     shared: tuple[Scene, CredentialFiles], path: str
 ) -> None:
     scene, north = shared
@@ -187,9 +184,7 @@ CLOSE = [
 
 @needs_nginx
 @pytest.mark.parametrize("path", [*HIDDEN, *CLOSE])
-def test_everything_else_is_refused_and_never_reaches_the_server(
-    shared: tuple[Scene, CredentialFiles], path: str
-) -> None:
+def test_other_paths_are_rejected_before_the_server(shared: tuple[Scene, CredentialFiles], path: str) -> None:
     scene, north = shared
     assert scene.ask(north, path)[0] in (400, 403)
     assert scene.upstream.seen == []
@@ -197,15 +192,15 @@ def test_everything_else_is_refused_and_never_reaches_the_server(
 
 @needs_nginx
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "HEAD", "TRACE", "CONNECT", "post"])
-def test_only_what_flower_sends_is_passed_on(shared: tuple[Scene, CredentialFiles], method: str) -> None:
+def test_only_post_requests_are_passed_on(shared: tuple[Scene, CredentialFiles], method: str) -> None:
     scene, north = shared
     assert scene.ask(north, "/v1/fleet/x", b"", method)[0] in (400, 403, 405)
     assert scene.upstream.seen == []
 
 
 @needs_nginx
-def test_a_second_request_behind_the_first_does_not_slip_through(shared: tuple[Scene, CredentialFiles]) -> None:
-    """Lengths that contradict one another are how a request is hidden in the body of another."""
+def test_smuggled_second_request_does_not_pass(shared: tuple[Scene, CredentialFiles]) -> None:
+    """Contradicting lengths can hide a request in the body of another."""
     scene, north = shared
     hidden = b"POST /v1/control/start-run HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
     both = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" % (len(hidden) + 5)
@@ -230,9 +225,7 @@ def test_a_second_request_behind_the_first_does_not_slip_through(shared: tuple[S
 
 
 @needs_nginx
-def test_nobody_passes_without_a_certificate_of_this_authority(
-    shared: tuple[Scene, CredentialFiles], tmp_path: Path
-) -> None:
+def test_only_certificates_of_this_authority_pass(shared: tuple[Scene, CredentialFiles], tmp_path: Path) -> None:
     scene, _ = shared
     keys = scene.roster.keys_folder
     name = f"descant {scene.roster.federation}"
@@ -247,17 +240,17 @@ def test_nobody_passes_without_a_certificate_of_this_authority(
         one.write(tmp_path / folder, "party")
     for who in (None, *(CredentialFiles(tmp_path / folder) for folder in wrong)):
         for path in ("/v1/fleet/x", "/v1/control/x", "/"):
-            status, said = scene.ask(who, path)
-            assert status == 400 and b"SSL certificate" in said
+            status, body = scene.ask(who, path)
+            assert status == 400 and b"SSL certificate" in body
     assert scene.upstream.seen == []
 
 
 @needs_nginx
-def test_a_certificate_that_has_expired_is_refused(shared: tuple[Scene, CredentialFiles], tmp_path: Path) -> None:
+def test_expired_certificate_is_rejected(shared: tuple[Scene, CredentialFiles], tmp_path: Path) -> None:
     scene, north = shared
     expired = CredentialFiles(tmp_path)
     scene.roster.authority.issue_party_certificate("north", 0).write(tmp_path, "party")
-    time.sleep(1.1)  # its last second
+    time.sleep(1.1)  # until it expires
     assert scene.ask(expired, "/v1/fleet/x")[0] == 400
     assert scene.upstream.seen == []
     assert scene.ask(north, "/v1/fleet/x")[0] == 200
@@ -265,7 +258,7 @@ def test_a_certificate_that_has_expired_is_refused(shared: tuple[Scene, Credenti
 
 
 @needs_nginx
-def test_old_versions_of_tls_are_refused(shared: tuple[Scene, CredentialFiles]) -> None:
+def test_old_tls_versions_are_rejected(shared: tuple[Scene, CredentialFiles]) -> None:
     scene, north = shared
 
     def greet(version: ssl.TLSVersion) -> str | None:
@@ -281,7 +274,7 @@ def test_old_versions_of_tls_are_refused(shared: tuple[Scene, CredentialFiles]) 
 
 
 @needs_nginx
-def test_a_body_that_is_too_large_is_refused(shared: tuple[Scene, CredentialFiles]) -> None:
+def test_too_large_body_is_rejected(shared: tuple[Scene, CredentialFiles]) -> None:
     scene, north = shared
     assert scene.ask(north, "/v1/fleet/x", bytes(BODY * 2**20)) == (200, OK)
     scene.upstream.seen.clear()
@@ -291,23 +284,23 @@ def test_a_body_that_is_too_large_is_refused(shared: tuple[Scene, CredentialFile
     connection.endheaders()
     assert connection.getresponse().status == 413
     connection.close()
-    connection = scene.connect(north)  # one that does not say how large it is
+    connection = scene.connect(north)  # a body without a length
     try:
         connection.request("POST", "/v1/fleet/x", (bytes(2**16) for _ in range(16 * BODY + 1)), encode_chunked=True)
         assert connection.getresponse().status == 413
-    except OSError:  # it may be cut off before it is told
+    except OSError:  # the connection may break before the status arrives
         pass
     connection.close()
-    assert scene.upstream.seen == []  # the server has seen its beginning at most, and takes no part for a whole
+    assert scene.upstream.seen == []  # the server has seen at most the beginning of the body
 
 
-def test_a_request_is_as_large_as_flower_cuts_them_unless_it_is_told_otherwise() -> None:
+def test_body_limit_is_16_megabytes_by_default() -> None:
     for proxy, size in ((Proxy(8000), BODY), (Proxy(8000, max_body_megabytes=3), 3)):
         assert re.findall(r"client_max_body_size (\S+);", proxy.configuration()) == [f"{size}m"]
 
 
 @needs_nginx
-def test_nobody_is_spoken_to_in_the_clear(shared: tuple[Scene, CredentialFiles]) -> None:
+def test_http_without_tls_is_rejected(shared: tuple[Scene, CredentialFiles]) -> None:
     scene, _ = shared
     connection = http.client.HTTPConnection("localhost", scene.proxy.port, timeout=20)
     connection.request("POST", "/v1/fleet/x", b"x")
@@ -318,7 +311,7 @@ def test_nobody_is_spoken_to_in_the_clear(shared: tuple[Scene, CredentialFiles])
 
 
 @needs_nginx
-def test_the_logs_have_who_came_and_no_bodies(shared: tuple[Scene, CredentialFiles]) -> None:
+def test_access_log_has_callers_and_no_bodies(shared: tuple[Scene, CredentialFiles]) -> None:
     scene, north = shared
     scene.ask(north, "/v1/fleet/x", b"a canary that sings", "POST")
     scene.ask(north, "/v1/control/x?token=canary%0a", b"a canary that sings", "POST")
@@ -331,22 +324,19 @@ def test_the_logs_have_who_came_and_no_bodies(shared: tuple[Scene, CredentialFil
     assert int(last["serial"], 16) == int(held.serial, 16) and last["status"] == 403
     everything = b"".join(file.read_bytes() for file in place.rglob("*") if file.is_file())
     assert b"canary" not in everything
-    assert not list((place / "unused").rglob("*"))  # what is passed on never touches the disk
-
-
-# ── revoking ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+    assert not list((place / "unused").rglob("*"))  # passed requests never touch the disk
 
 
 @needs_nginx
-def test_who_is_revoked_is_out_and_the_others_stay(scene: Scene) -> None:
+def test_revoked_party_is_shut_out_and_others_stay(scene: Scene) -> None:
     north = scene.party("north")
     south = scene.party("south")
     with scene.proxy.start(scene.roster.folder) as running:
-        kept = scene.connect(north)  # a connection that stays open, and could be used on
+        kept = scene.connect(north)  # a connection that stays open
         kept.request("POST", "/v1/fleet/x", b"1")
         assert kept.getresponse().read() == OK and scene.ask(south, "/v1/fleet/x")[0] == 200
         assert not running.reload_if_revoked()
-        Roster(scene.roster.folder).revoke("north")  # as another process does it
+        Roster(scene.roster.folder).revoke("north")  # as another process would
         scene.upstream.seen.clear()
         assert running.reload_if_revoked() and not running.reload_if_revoked()
         assert scene.ask(north, "/v1/fleet/x")[0] == 400
@@ -356,13 +346,13 @@ def test_who_is_revoked_is_out_and_the_others_stay(scene: Scene) -> None:
         assert scene.upstream.seen == []
         assert scene.ask(south, "/v1/fleet/x")[0] == 200
         kept.close()
-    with scene.proxy.start(scene.roster.folder):  # and after a new start
+    with scene.proxy.start(scene.roster.folder):  # also after a restart
         assert scene.ask(north, "/v1/fleet/x")[0] == 400 and scene.ask(south, "/v1/fleet/x")[0] == 200
 
 
 @needs_nginx
-def test_a_session_from_before_is_not_resumed(scene: Scene) -> None:
-    """A resumed session is not looked up in the list: so there are none."""
+def test_tls_sessions_are_not_resumed(scene: Scene) -> None:
+    """A resumed session skips the revocation list, so sessions are off."""
     north = scene.party("north")
     context = scene.context(north)
     with scene.proxy.start(scene.roster.folder) as running:
@@ -384,28 +374,25 @@ def test_a_session_from_before_is_not_resumed(scene: Scene) -> None:
 
 
 @needs_nginx
-def test_a_list_that_nginx_cannot_read_is_an_error_and_the_old_one_holds(scene: Scene) -> None:
+def test_unreadable_revocation_list_is_an_error_and_the_old_one_holds(scene: Scene) -> None:
     north = scene.party("north")
     with scene.proxy.start(scene.roster.folder) as running:
         (scene.roster.keys_folder / "revoked.pem").write_text("no list")
-        with pytest.raises(EngineError, match="nginx does not take"):
+        with pytest.raises(EngineError, match="nginx rejects"):
             running.reload_if_revoked()
         assert scene.ask(north, "/v1/fleet/x")[0] == 200
-        Roster(scene.roster.folder)  # puts it in order
+        Roster(scene.roster.folder)  # restores the list
         assert running.reload_if_revoked() and scene.ask(north, "/v1/fleet/x")[0] == 200
 
 
-# ── the server behind it ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @needs_nginx
-def test_a_server_that_is_another_or_none_is_not_spoken_to(scene: Scene, tmp_path: Path) -> None:
+def test_proxy_talks_only_to_the_server_of_its_authority(scene: Scene, tmp_path: Path) -> None:
     north = scene.party("north")
     (tmp_path / "elsewhere").mkdir()
     for other in scene_in(tmp_path / "elsewhere"):
         port = other.upstream.server_address[1]
         proxy = Proxy(port, "127.0.0.1", scene.proxy.port)
-        with proxy.start(scene.roster.folder):  # what listens there has a certificate of another authority
+        with proxy.start(scene.roster.folder):  # the listener has a certificate of another authority
             assert scene.ask(north, "/v1/fleet/x")[0] == 502
         assert other.upstream.seen == []
     with Proxy(free_port(), "127.0.0.1", scene.proxy.port).start(scene.roster.folder):
@@ -413,8 +400,8 @@ def test_a_server_that_is_another_or_none_is_not_spoken_to(scene: Scene, tmp_pat
 
 
 @needs_nginx
-def test_a_body_is_passed_on_as_it_comes(scene: Scene) -> None:
-    """The server hears of a request before its last byte is sent: nothing is kept in between."""
+def test_body_is_streamed_to_the_server(scene: Scene) -> None:
+    """The server sees a request before its last byte is sent: the proxy does not buffer."""
     north = scene.party("north")
     with scene.proxy.start(scene.roster.folder):
         connection = scene.connect(north)
@@ -427,11 +414,8 @@ def test_a_body_is_passed_on_as_it_comes(scene: Scene) -> None:
         connection.close()
 
 
-# ── starting and ending ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @needs_nginx
-def test_it_ends_with_its_block_and_starts_again_at_the_same_port(scene: Scene) -> None:
+def test_proxy_stops_with_its_block_and_restarts_on_the_same_port(scene: Scene) -> None:
     for _ in range(2):
         with scene.proxy.start(scene.roster.folder) as running:
             assert running.is_alive and listens(scene.proxy.port)
@@ -440,13 +424,13 @@ def test_it_ends_with_its_block_and_starts_again_at_the_same_port(scene: Scene) 
 
 
 @needs_nginx
-def test_a_worker_whose_master_was_killed_is_ended_too(scene: Scene) -> None:
+def test_nginx_worker_of_a_killed_master_is_stopped(scene: Scene) -> None:
     with scene.proxy.start(scene.roster.folder) as running:
         running._child.send_signal(signal.SIGKILL)
         assert eventually(lambda: not running.is_alive)
-        with pytest.raises(EngineError, match="does not read its keys again"):
+        with pytest.raises(EngineError, match="did not reload its keys"):
             running.reload()
-        assert listens(scene.proxy.port)  # by the worker, which nobody would reload any more
+        assert listens(scene.proxy.port)  # by the worker, which no longer reloads
     assert eventually(lambda: not listens(scene.proxy.port))
 
 
@@ -460,8 +444,8 @@ time.sleep(60)
 
 
 @needs_nginx
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent was killed")
-def test_it_ends_when_its_parent_is_killed(scene: Scene) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a process when its parent is killed")
+def test_proxy_stops_when_its_parent_is_killed(scene: Scene) -> None:
     port = scene.proxy.port
     command = [sys.executable, "-c", STARTED, str(scene.proxy.upstream), str(port), str(scene.roster.folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
@@ -471,27 +455,27 @@ def test_it_ends_when_its_parent_is_killed(scene: Scene) -> None:
 
 
 @needs_nginx
-def test_a_port_in_use_is_told_in_a_sentence(scene: Scene) -> None:
+def test_port_in_use_is_a_clear_error(scene: Scene) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", scene.proxy.port))
         other.listen()
-        with pytest.raises(EngineError, match=r"listens there\. Stop that one, .* server init NEW .* --port"):
+        with pytest.raises(EngineError, match=r"listens there\. Stop it, .* server init NEW .* --port"):
             scene.proxy.start(scene.roster.folder)
     with pytest.raises(EngineError, match="does not have that address"):
         check_port_free("192.0.2.1", 8443)
 
 
 @needs_nginx
-def test_what_nginx_does_not_take_is_told(scene: Scene) -> None:
+def test_configuration_that_nginx_rejects_is_reported(scene: Scene) -> None:
     (scene.roster.keys_folder / "server.crt").write_text("no certificate")
-    with pytest.raises(EngineError, match=r"nginx does not take .*server\.crt"):
+    with pytest.raises(EngineError, match=r"nginx rejects .*server\.crt"):
         scene.proxy.start(scene.roster.folder)
     assert not listens(scene.proxy.port)
 
 
 @needs_nginx
-def test_one_who_answers_in_its_place_is_not_taken_for_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look at the port and nginx's own, somebody else may have taken it."""
+def test_another_listener_is_not_mistaken_for_nginx(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may take the port between the check and the start of nginx."""
     monkeypatch.setattr("descant.deployment.nginx_proxy.check_port_free", lambda host, port: None)
     with socket.socket() as other:
         other.bind(("127.0.0.1", scene.proxy.port))
@@ -500,7 +484,7 @@ def test_one_who_answers_in_its_place_is_not_taken_for_it(scene: Scene, monkeypa
             scene.proxy.start(scene.roster.folder, timeout=8.0)
 
 
-def test_without_nginx_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nginx_gets_install_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     with pytest.raises(EngineError, match="apt-get install nginx-light"):
         find_nginx()
@@ -516,12 +500,12 @@ def test_without_nginx_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) ->
     ],
     ids=repr,
 )
-def test_settings_that_could_mean_something_else_to_nginx_are_refused(proxy: Proxy) -> None:
+def test_unsafe_proxy_settings_are_rejected(proxy: Proxy) -> None:
     with pytest.raises(SettingError, match="of Proxy must be"):
         proxy.configuration()
 
 
-def test_a_child_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
+def test_child_process_stops_with_its_descendants(tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = "sleep 60 & echo $!; trap '' TERM; while true; do sleep 0.1; done"
     with ChildProcess(["/bin/sh", "-c", script], log) as child:

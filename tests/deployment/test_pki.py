@@ -1,4 +1,4 @@
-"""Trust: what the authority vouches for is let in and nothing else, and who may take part is what the log says."""
+"""PKI: only certificates of the authority are accepted, and the log decides which parties may take part."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NOW = datetime.now(UTC)
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sync is still a place to die at; what only a power cut would show needs no waiting here."""
+    """Skip the waits of fsync; each call is still a place for a simulated crash."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -77,17 +77,14 @@ def openssl(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def verdict(keys: Path, one: bytes, purpose: str, folder: Path, *more: str | Path) -> str:
-    """What openssl says of a certificate, by the strict rules."""
+    """Return openssl's verdict on a certificate by the strict rules."""
     (folder / "one.crt").write_bytes(one)
     asked = ("verify", "-x509_strict", "-purpose", purpose, "-CAfile", keys / "ca.crt", *more, folder / "one.crt")
     done = openssl(*asked)
     return "OK" if done.returncode == 0 else done.stdout + done.stderr
 
 
-# ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_openssl_takes_each_certificate_for_its_purpose_only(roster: Roster, tmp_path: Path) -> None:
+def test_openssl_accepts_each_certificate_for_its_purpose_only(roster: Roster, tmp_path: Path) -> None:
     party = roster.authority.issue_party_certificate("north", 9).certificate
     server = (roster.keys_folder / f"{SERVER_NAME}.crt").read_bytes()
     assert verdict(roster.keys_folder, party, "sslclient", tmp_path) == "OK"
@@ -96,13 +93,13 @@ def test_openssl_takes_each_certificate_for_its_purpose_only(roster: Roster, tmp
     assert "unsuitable" in verdict(roster.keys_folder, party, "sslserver", tmp_path)
 
 
-def test_a_certificate_of_another_authority_is_refused_even_of_the_same_name(roster: Roster, tmp_path: Path) -> None:
+def test_certificate_of_another_authority_is_rejected_even_with_the_same_name(roster: Roster, tmp_path: Path) -> None:
     other, _ = Authority.new(f"descant {roster.federation}", 9)
-    said = verdict(roster.keys_folder, other.issue_party_certificate("north", 9).certificate, "sslclient", tmp_path)
-    assert said != "OK" and "verification failed" in said
+    outcome = verdict(roster.keys_folder, other.issue_party_certificate("north", 9).certificate, "sslclient", tmp_path)
+    assert outcome != "OK" and "verification failed" in outcome
 
 
-def test_a_party_cannot_vouch_for_others(roster: Roster) -> None:
+def test_party_certificate_cannot_sign_others(roster: Roster) -> None:
     own = x509.load_pem_x509_certificate(roster.authority.issue_party_certificate("north", 9).certificate)
     for found, authority in ((own, False), (roster.authority.certificate, True)):
         basic = found.extensions.get_extension_for_class(x509.BasicConstraints)
@@ -111,7 +108,7 @@ def test_a_party_cannot_vouch_for_others(roster: Roster) -> None:
         assert usage.value.key_cert_sign is usage.value.crl_sign is authority
 
 
-def test_a_certificate_has_its_days_and_never_more_than_the_authority() -> None:
+def test_certificate_expires_after_its_days_and_never_after_the_authority() -> None:
     authority, _ = Authority.new("a", 30)
     short, long = (
         x509.load_pem_x509_certificate(authority.issue_party_certificate("n", days).certificate) for days in (7, 700)
@@ -129,7 +126,7 @@ def test_no_two_certificates_have_the_same_serial(roster: Roster) -> None:
     assert len({serial(one) for one in made}) == len({fingerprint(one) for one in made}) == 50
 
 
-def test_the_server_is_known_by_its_hosts_and_on_its_own_machine(roster: Roster, tmp_path: Path) -> None:
+def test_server_certificate_is_valid_for_its_hosts_and_loopback(roster: Roster, tmp_path: Path) -> None:
     server = (roster.keys_folder / f"{SERVER_NAME}.crt").read_bytes()
     for flag, host in (("-verify_hostname", "fl.example.org"), ("-verify_hostname", "localhost")):
         assert verdict(roster.keys_folder, server, "sslserver", tmp_path, flag, host) == "OK"
@@ -140,7 +137,7 @@ def test_the_server_is_known_by_its_hosts_and_on_its_own_machine(roster: Roster,
     )
 
 
-def test_what_is_revoked_is_on_a_list_that_openssl_goes_by(roster: Roster, tmp_path: Path) -> None:
+def test_openssl_rejects_revoked_certificates(roster: Roster, tmp_path: Path) -> None:
     kept, gone = (roster.authority.issue_party_certificate(name, 9).certificate for name in ("kept", "gone"))
     file = tmp_path / "list.pem"
     file.write_bytes(roster.authority.revocation_list({serial(x509.load_pem_x509_certificate(gone)): NOW}))
@@ -148,7 +145,7 @@ def test_what_is_revoked_is_on_a_list_that_openssl_goes_by(roster: Roster, tmp_p
     assert verdict(roster.keys_folder, kept, "sslclient", tmp_path, *by) == "OK"
     assert "revoked" in verdict(roster.keys_folder, gone, "sslclient", tmp_path, *by)
     until = x509.load_pem_x509_crl(file.read_bytes()).next_update_utc
-    assert until == roster.authority.expires  # one that ran out would lock everybody out
+    assert until == roster.authority.expires  # an expired list would lock out every party
     assert Authority.new("other", 9)[0].read_revoked_serials(file) is None
 
 
@@ -160,10 +157,10 @@ class YearAhead(datetime):
         return datetime.now(tz) + timedelta(days=365)
 
 
-def test_a_clock_that_was_ahead_when_somebody_was_revoked_locks_nobody_else_out(
+def test_server_clock_ahead_at_a_revocation_locks_out_no_other_party(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list that holds only from next year on would refuse everybody until then."""
+    """A list that is valid only from next year on would reject every party until then."""
     kept, gone = (roster.authority.issue_party_certificate(name, 9).certificate for name in ("kept", "gone"))
     file = tmp_path / "list.pem"
     with monkeypatch.context() as ahead:
@@ -176,7 +173,7 @@ def test_a_clock_that_was_ahead_when_somebody_was_revoked_locks_nobody_else_out(
     assert "revoked" in verdict(roster.keys_folder, gone, "sslclient", tmp_path, *by)
 
 
-def test_a_node_key_is_what_ssh_keygen_makes_and_reads(tmp_path: Path) -> None:
+def test_node_key_has_the_form_of_ssh_keygen(tmp_path: Path) -> None:
     private = new_node_key()
     key = serialization.load_ssh_private_key(private, None)
     assert public_node_key(private).startswith("ecdsa-sha2-nistp384 ") and getattr(key, "key_size", 0) == 384
@@ -188,7 +185,7 @@ def test_a_node_key_is_what_ssh_keygen_makes_and_reads(tmp_path: Path) -> None:
     assert done.stdout.strip() == public_node_key(private)
 
 
-def test_an_authority_shows_and_gives_away_nothing_of_its_key(roster: Roster) -> None:
+def test_authority_does_not_expose_its_key(roster: Roster) -> None:
     assert repr(roster.authority) == f"Authority({roster.fingerprint[:32]})"
     for take in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="stays in its process"):
@@ -199,7 +196,7 @@ def test_an_authority_shows_and_gives_away_nothing_of_its_key(roster: Roster) ->
 
 
 @pytest.mark.parametrize("what", ["missing", "empty", "other", "open"])
-def test_a_damaged_authority_is_named(roster: Roster, what: str) -> None:
+def test_damaged_authority_is_reported(roster: Roster, what: str) -> None:
     key = roster.keys_folder / f"{AUTHORITY_NAME}.key"
     if what == "missing":
         key.unlink()
@@ -207,18 +204,16 @@ def test_a_damaged_authority_is_named(roster: Roster, what: str) -> None:
         key.chmod(0o644)
     else:
         key.write_bytes(Authority.new("other", 9)[1].key if what == "other" else b"")
-    told = {"missing": "cannot be read", "open": "chmod 600"}.get(what, "is damaged")
-    with pytest.raises((StateError, VaultError), match=told):
+    message = {"missing": "cannot be read", "open": "chmod 600"}.get(what, "is damaged")
+    with pytest.raises((StateError, VaultError), match=message):
         Roster(roster.folder)
 
 
-def test_an_authority_that_was_swapped_whole_is_refused(roster: Roster) -> None:
+def test_replaced_authority_is_rejected(roster: Roster) -> None:
     Authority.new("other", 9)[1].write(roster.keys_folder, AUTHORITY_NAME)
     with pytest.raises(StateError, match="another authority"):
         Roster(roster.folder)
 
-
-# ── names ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 BAD = [
     "",
@@ -240,7 +235,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_name_that_could_mean_something_else_is_refused(roster: Roster, tmp_path: Path, name: str) -> None:
+def test_unsafe_party_names_are_rejected(roster: Roster, tmp_path: Path, name: str) -> None:
     with pytest.raises(PartyError, match="The name of a party has 1 to 64") as found:
         roster.invite(name, tmp_path / "invite")
     assert str(found.value).isprintable() and not (tmp_path / "invite").exists() and roster.parties() == []
@@ -248,27 +243,24 @@ def test_a_name_that_could_mean_something_else_is_refused(roster: Roster, tmp_pa
 
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(st.text(max_size=70))
-def test_a_name_that_is_taken_is_one_file_and_one_common_name(name: str) -> None:
+def test_accepted_names_are_one_file_and_one_common_name(name: str) -> None:
     with suppress(PartyError):
         check_name(name)
         assert name.isascii() and name.isprintable() and Path(name).name == name and 1 <= len(name) <= 64
 
 
 @pytest.mark.parametrize("host", ["", "a b", "a;b", "a:1", "*.example.org", "-a", "a-", "a..b", "a" * 64, "fe80::1%lo"])
-def test_a_host_that_is_none_is_refused(host: str) -> None:
+def test_invalid_hosts_are_rejected(host: str) -> None:
     with pytest.raises(SettingError):
         check_hosts([host])
 
 
 @pytest.mark.parametrize("host", ["fl.example.org", "10.0.0.5", "::1", "localhost"])
-def test_an_address_is_read_as_it_was_written(host: str) -> None:
+def test_addresses_are_parsed_as_joined(host: str) -> None:
     assert parse_address(join_address(host, 8443)) == (host, 8443)
     for wrong in (host, f"{host}:", f"{host}:0x1", f"{host}:70000", f"{host}:٣"):
         with pytest.raises(SettingError):
             parse_address(wrong if host != "::1" else f"[{wrong}")
-
-
-# ── invites ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -278,20 +270,20 @@ def file(roster: Roster, tmp_path: Path) -> Path:
 
 
 def changed(file: Path, **values: Any) -> Path:
-    """The same invite with other values, or without those that are None."""
+    """Write the invite with other values, or without those that are None."""
     found = {**json.loads(file.read_text()), **values}
     file.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
     return file
 
 
-def refused(file: Path, now: datetime | None = None) -> str:
+def read_error(file: Path, now: datetime | None = None) -> str:
     with pytest.raises(TrustError) as found:
         Invite.read(file, now)
     assert "PRIVATE KEY" not in str(found.value) and str(file) in str(found.value)
     return str(found.value)
 
 
-def test_an_invite_is_read_as_it_was_written(roster: Roster, file: Path) -> None:
+def test_invite_is_read_as_written(roster: Roster, file: Path) -> None:
     invite = Invite.read(file)
     assert (invite.party, invite.address) == ("north", "fl.example.org:9443")
     assert (invite.federation, invite.recipe) == (roster.federation, roster.recipe)
@@ -303,44 +295,44 @@ def test_an_invite_is_read_as_it_was_written(roster: Roster, file: Path) -> None
     assert datetime.fromisoformat(held.expires) == invite.expires
 
 
-def test_a_partys_private_keys_are_in_its_invite_alone(roster: Roster, file: Path) -> None:
+def test_private_keys_of_a_party_are_only_in_its_invite(roster: Roster, file: Path) -> None:
     invite = Invite.read(file)
     kept = b"".join(one.read_bytes() for one in roster.folder.rglob("*") if one.is_file())
     for secret in (invite.key, invite.node_key):
         assert secret.splitlines()[1].encode() not in kept and secret.splitlines()[1] not in repr(invite)
 
 
-def test_only_the_owner_may_read_what_is_secret(roster: Roster, file: Path, tmp_path: Path) -> None:
+def test_secret_files_are_readable_by_their_owner_only(roster: Roster, file: Path, tmp_path: Path) -> None:
     unpacked = Invite.read(file).unpack(tmp_path / "silo" / "keys")
     for folder in (roster.folder, roster.keys_folder, roster.run_folder, unpacked.folder):
         assert mode(folder) == 0o700
     for one in (file, unpacked.key, unpacked.node_key, *roster.keys_folder.glob("*.key"), roster.folder / AUDIT_HEAD):
         assert mode(one) == 0o600
     file.chmod(0o640)
-    assert "chmod 600" in refused(file)
+    assert "chmod 600" in read_error(file)
 
 
 @pytest.mark.parametrize(
     "key", ["party", "address", "federation", "recipe", "authority", "certificate", "key", "node_key"]
 )
-def test_whatever_is_changed_in_an_invite_is_noticed(roster: Roster, file: Path, tmp_path: Path, key: str) -> None:
+def test_changed_invite_fields_are_detected(roster: Roster, file: Path, tmp_path: Path, key: str) -> None:
     other = Roster.create(tmp_path / "other", tmp_path / "mine.toml", FederationTerms(hosts=("evil.example.org",)))
     other.invite("east", tmp_path / "east.invite")
     changed(file, **{key: json.loads((tmp_path / "east.invite").read_text())[key]})
     if key == "recipe":
-        changed(file, recipe="0" * 64)  # both have the same
-    assert "is refused" in refused(file)
+        changed(file, recipe="0" * 64)  # both invites have the same one
+    assert "is rejected" in read_error(file)
 
 
-def test_every_character_of_an_invite_counts(file: Path) -> None:
+def test_flipped_or_cut_invites_are_rejected(file: Path) -> None:
     whole = file.read_bytes()
     same = Invite.read(file)
     for i in range(0, len(whole), 7):
         file.write_bytes(whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
         with suppress(TrustError):
-            assert Invite.read(file) == same  # white space, or which Descant has written it
+            assert Invite.read(file) == same  # white space, or the Descant version
         file.write_bytes(whole[:i])
-        refused(file)
+        read_error(file)
 
 
 @pytest.mark.parametrize(
@@ -349,39 +341,37 @@ def test_every_character_of_an_invite_counts(file: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["party", "authority", "certificate", "key", "node_key", "address", "signature", "extra"]
 )
-def test_an_invite_of_another_form_is_refused(file: Path, key: str, value: Any) -> None:
+def test_malformed_invites_are_rejected(file: Path, key: str, value: Any) -> None:
     if (key, value) != ("extra", None):
-        assert "is refused" in refused(changed(file, **{key: value}))
+        assert "is rejected" in read_error(changed(file, **{key: value}))
 
 
-def test_an_invite_of_another_version_says_so(file: Path) -> None:
+def test_invite_of_another_version_is_reported(file: Path) -> None:
     for version in (2, True, "1", 10**30):
-        assert f"of version {version!r:.20}" in refused(changed(file, invite=version))
+        assert f"of version {version!r:.20}" in read_error(changed(file, invite=version))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff\xfe", b"[" * 60_000, b'{"invite": ', b"x" * 2**17])
-def test_what_is_no_invite_says_so(file: Path, data: bytes) -> None:
+def test_files_that_are_no_invite_are_reported(file: Path, data: bytes) -> None:
     file.write_bytes(data)
-    assert "is no invite" in refused(file)
+    assert "is no invite" in read_error(file)
     file.unlink()
-    assert "cannot be read" in refused(file)
+    assert "cannot be read" in read_error(file)
 
 
-def test_an_invite_holds_for_its_days(roster: Roster, tmp_path: Path) -> None:
+def test_invite_expires_after_its_days(roster: Roster, tmp_path: Path) -> None:
     invite = roster.invite("south", tmp_path / "south", days=3)
     assert abs(invite.expires - datetime.now(UTC) - timedelta(days=3)) < timedelta(minutes=5)
     Invite.read(tmp_path / "south", NOW + timedelta(days=2))
-    assert "has expired on" in refused(tmp_path / "south", NOW + timedelta(days=4))
-    assert "Set the clock" in refused(tmp_path / "south", NOW - timedelta(days=1))
+    assert "has expired on" in read_error(tmp_path / "south", NOW + timedelta(days=4))
+    assert "Set the clock" in read_error(tmp_path / "south", NOW - timedelta(days=1))
     for days in (0, -1, 1.5, True):
         with pytest.raises(SettingError, match="invite_days"):
             roster.invite("west", tmp_path / "west", days=days)  # type: ignore[arg-type]
 
 
-def test_a_forger_with_an_authority_of_his_own_has_another_fingerprint(
-    roster: Roster, file: Path, tmp_path: Path
-) -> None:
-    """He who can change the file on its way can be the server: that is what the comparison by telephone is for."""
+def test_forged_authority_has_another_fingerprint(roster: Roster, file: Path, tmp_path: Path) -> None:
+    """Anyone who can change the file on its way can pose as the server; comparing fingerprints reveals it."""
     forger, _ = Authority.new(f"descant {roster.federation}", 9)
     pair = forger.issue_party_certificate("north", 9)
     pem = forger.certificate.public_bytes(serialization.Encoding.PEM).decode()
@@ -400,14 +390,11 @@ def test_a_forger_with_an_authority_of_his_own_has_another_fingerprint(
     assert Invite.read(tmp_path / "forged").fingerprint != roster.fingerprint
 
 
-# ── the roster ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def states(roster: Roster) -> dict[str, str]:
     return {entry.name: entry.state for entry in roster.parties()}
 
 
-def test_a_party_is_invited_joins_and_is_revoked(roster: Roster, tmp_path: Path) -> None:
+def test_party_goes_from_invited_to_joined_to_revoked(roster: Roster, tmp_path: Path) -> None:
     roster.invite("north", tmp_path / "1")
     roster.invite("south", tmp_path / "2")
     assert states(roster) == {"north": "invited", "south": "invited"}
@@ -424,12 +411,12 @@ def test_a_party_is_invited_joins_and_is_revoked(roster: Roster, tmp_path: Path)
             act("nort")
 
 
-def test_nobody_is_invited_twice_unless_revoked(roster: Roster, tmp_path: Path) -> None:
+def test_party_is_invited_again_only_after_revocation(roster: Roster, tmp_path: Path) -> None:
     old = roster.invite("north", tmp_path / "1")
     for join in (False, True):
         if join:
             roster.record_join("north", "m")
-        with pytest.raises(PartyError, match="was invited on"):
+        with pytest.raises(PartyError, match="was already invited on"):
             roster.invite("north", tmp_path / "2")
     assert not (tmp_path / "2").exists()
     roster.revoke("north")
@@ -438,7 +425,7 @@ def test_nobody_is_invited_twice_unless_revoked(roster: Roster, tmp_path: Path) 
     assert roster.record_join("north", "another machine").state == "joined"
 
 
-def test_all_that_a_party_ever_lost_stays_on_the_list(roster: Roster, tmp_path: Path) -> None:
+def test_all_revoked_certificates_of_a_party_stay_on_the_list(roster: Roster, tmp_path: Path) -> None:
     lost = set()
     for i in range(3):
         roster.invite("north", tmp_path / str(i))
@@ -450,7 +437,7 @@ def test_all_that_a_party_ever_lost_stays_on_the_list(roster: Roster, tmp_path: 
     assert roster.authority.read_revoked_serials(roster.keys_folder / REVOCATION_FILE) == lost and len(lost) == 3
 
 
-def test_an_invite_in_two_places_is_refused_and_in_the_log(roster: Roster, tmp_path: Path) -> None:
+def test_invite_used_in_two_places_is_rejected_and_logged(roster: Roster, tmp_path: Path) -> None:
     roster.invite("north", tmp_path / "1")
     roster.record_join("north", "here")
     with pytest.raises(PartyError, match="used in two places"):
@@ -463,7 +450,7 @@ def test_an_invite_in_two_places_is_refused_and_in_the_log(roster: Roster, tmp_p
             roster.record_join("north", machine)
 
 
-def test_the_log_holds_every_change_and_notices_one_that_was_changed(roster: Roster, tmp_path: Path) -> None:
+def test_audit_log_has_every_change_and_detects_edits(roster: Roster, tmp_path: Path) -> None:
     noted = roster.verify()
     roster.invite("north", tmp_path / "1")
     roster.record_join("north", "m")
@@ -476,28 +463,28 @@ def test_the_log_holds_every_change_and_notices_one_that_was_changed(roster: Ros
     whole = (roster.folder / AUDIT_LOG).read_bytes()
     for wrong in (whole.replace(b'"revoked"', b'"invited"', 1), whole.replace(b'"m"', b'"n"', 1), whole[:-400]):
         (roster.folder / AUDIT_LOG).write_bytes(wrong)
-        with pytest.raises(StateError, match="Nobody is invited, let in or revoked until it is restored"):
+        with pytest.raises(StateError, match="No party can be invited, join or be revoked until it is restored"):
             Roster(roster.folder).verify()
     (roster.folder / AUDIT_LOG).write_bytes(whole)
     assert Roster(roster.folder).verify().lines == 7
 
 
-def test_an_edit_of_the_table_or_of_the_list_changes_nothing(roster: Roster, tmp_path: Path) -> None:
+def test_edited_roster_table_or_revocation_list_is_restored(roster: Roster, tmp_path: Path) -> None:
     roster.invite("north", tmp_path / "1")
     roster.revoke("north")
     table = roster.folder / "roster.json"
     listed = roster.keys_folder / REVOCATION_FILE
-    told = table.read_text()
-    assert json.loads(told)["parties"][0]["state"] == "revoked"
+    original = table.read_text()
+    assert json.loads(original)["parties"][0]["state"] == "revoked"
     other, _ = Authority.new("other", 9)
     for data in (None, b"", roster.authority.revocation_list({}), other.revocation_list({"1": NOW})):
-        table.write_text(told.replace("revoked", "joined"))
+        table.write_text(original.replace("revoked", "joined"))
         listed.unlink() if data is None else listed.write_bytes(data)
-        assert states(Roster(roster.folder)) == {"north": "revoked"} and table.read_text() == told
+        assert states(Roster(roster.folder)) == {"north": "revoked"} and table.read_text() == original
         assert roster.authority.read_revoked_serials(listed) == {roster.parties()[0].serial}
 
 
-def test_a_recipe_that_was_changed_later_is_noticed(roster: Roster, recipe: Path, tmp_path: Path) -> None:
+def test_changed_recipe_is_detected(roster: Roster, recipe: Path, tmp_path: Path) -> None:
     copied = roster.folder / "recipe.toml"
     assert copied.read_bytes() == recipe.read_bytes()
     copied.write_text("[run]\nrounds = 4\n")
@@ -507,7 +494,7 @@ def test_a_recipe_that_was_changed_later_is_noticed(roster: Roster, recipe: Path
     assert roster.parties() == [] and not (tmp_path / "1").exists()
 
 
-def test_a_server_is_made_once_and_only_where_nothing_else_is(roster: Roster, recipe: Path, tmp_path: Path) -> None:
+def test_server_is_created_once_and_only_in_a_new_folder(roster: Roster, recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(StateError, match="holds a server already"):
         Roster.create(roster.folder, recipe)
     with pytest.raises(StateError, match="did not write"):
@@ -528,7 +515,7 @@ def test_a_server_is_made_once_and_only_where_nothing_else_is(roster: Roster, re
     assert not (tmp_path / "new").exists()
 
 
-def test_an_invite_goes_into_a_new_file_of_a_folder_that_exists(roster: Roster, tmp_path: Path) -> None:
+def test_invite_needs_a_new_file_in_an_existing_folder(roster: Roster, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "there").write_text("mine")
     for place in (tmp_path / "link", tmp_path / "there", tmp_path / "no" / "such"):
@@ -537,7 +524,7 @@ def test_an_invite_goes_into_a_new_file_of_a_folder_that_exists(roster: Roster, 
     assert roster.parties() == [] and (tmp_path / "there").read_text() == "mine"
 
 
-def test_an_invite_that_could_not_be_written_is_nobodys(
+def test_invite_that_could_not_be_written_is_revoked(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -549,12 +536,9 @@ def test_an_invite_that_could_not_be_written_is_nobodys(
     assert states(roster) == {"north": "revoked"}
 
 
-# ── what a kill leaves ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("act", ["invite", "joined", "revoke"])
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_kill_at_any_write_leaves_it_done_or_not_done(recipe: Path, tmp_path: Path, act: str, torn: bool) -> None:
+def test_kill_at_any_write_leaves_roster_changes_whole(recipe: Path, tmp_path: Path, act: str, torn: bool) -> None:
     begun = Roster.create(tmp_path / "begun", recipe)
     begun.invite("south", tmp_path / "south")
     seen = set()
@@ -585,9 +569,7 @@ def test_a_kill_at_any_write_leaves_it_done_or_not_done(recipe: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_kill_while_a_server_is_made_leaves_one_or_a_folder_to_begin_again(
-    recipe: Path, tmp_path: Path, torn: bool
-) -> None:
+def test_kill_during_creation_leaves_a_server_or_a_folder_to_retry(recipe: Path, tmp_path: Path, torn: bool) -> None:
     made = []
     for n in range(120):
         folder = tmp_path / f"server {n}"

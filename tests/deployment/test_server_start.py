@@ -1,4 +1,4 @@
-"""`descant server start` without Flower: where it listens, how often it tries, and what it refuses at once."""
+"""`descant server start` without Flower: its address, its restarts, and the recipes that it rejects at once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ algorithm = "fedavg"
 
 
 class Stop(Exception):
-    """Far enough."""
+    """Ends a start that has passed all checks."""
 
 
 def federation(folder: Path, host: str = "localhost", port: int = 8443, recipe: str = RECIPE) -> Roster:
@@ -117,7 +117,7 @@ SAMPLES = RECIPE.replace("lr =", 'solver = "dp_sgd"\nclip = 1.0\nnoise = 1.0\nba
 
 @pytest.fixture
 def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where anything would be started, it ends."""
+    """Raise Stop where the proxy would start."""
 
     def start(proxy: Proxy, folder: Path) -> None:
         raise Stop
@@ -135,11 +135,9 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
         (SAMPLES, 2, ""),
         (RECIPE, 2, ""),
     ],
-    ids=["at the centre", "at the centre, waiting for all", "at the parties", "samples", "not private"],
+    ids=["central, quorum", "central, all parties", "local", "samples", "not private"],
 )
-def test_quorum_is_rejected_with_central_dp(
-    tmp_path: Path, recipe: str, quorum: int | None, why: str
-) -> None:
+def test_quorum_is_rejected_with_central_dp(tmp_path: Path, recipe: str, quorum: int | None, why: str) -> None:
     federation(tmp_path, recipe=recipe)
     server = FederationServer(tmp_path / "lab", WaitLimits(quorum=quorum), lambda text: None)
     with pytest.raises(SettingError, match=why) if why else pytest.raises(Stop):
@@ -151,7 +149,7 @@ def wrapped(*wraps: str, method: str = "fedavg") -> str:
     return RECIPE.replace('"fedavg"', f'"{method}"') + f"wrap = [{wrap}]\n"
 
 
-UNFIT: dict[str, tuple[str, str]] = {
+UNSERVABLE: dict[str, tuple[str, str]] = {
     "secure, then central": (
         wrapped('wrapper = "secure"', 'wrapper = "central_dp"'),
         "FedAvg+SecAgg+DP cannot use secure aggregation: CentralDP clips every single change",
@@ -161,24 +159,24 @@ UNFIT: dict[str, tuple[str, str]] = {
         "SecureAggregation cannot wrap FedAvg+DP: CentralDP clips every single change",
     ),
     "a budget for no round": (wrapped('wrapper = "central_dp", budget = 0.01'), "ends the run after 0 rounds"),
-    "hidden twice": (
+    "private twice": (
         SAMPLES + 'wrap = [{wrapper = "local_dp"}]\n',
         "DpSgd cannot hide samples in FedAvg+LDP: it hides whole parties",
     ),
-    "samples and terms": (SAMPLES.replace('"fedavg"', '"fedprox"'), "the loss has the term 'proximal'"),
+    "samples and terms": (SAMPLES.replace('"fedavg"', '"fedprox"'), "the loss term 'proximal' belongs"),
     "no validation set": (wrapped('wrapper = "adaptive"'), "AdaptiveHyper needs the server's own validation set"),
     "steps and epochs": (RECIPE.replace("steps = 2", "steps = 2\nepochs = 1"), "Give Sgd steps or epochs, not both"),
-    "no such optimiser": (RECIPE.replace("lr =", 'optimizer = "Adm"\nlr ='), "There is no optimizer 'Adm'"),
+    "unknown optimizer": (RECIPE.replace("lr =", 'optimizer = "Adm"\nlr ='), "There is no optimizer 'Adm'"),
     "nothing to share": (wrapped(method="fedper") + 'layers = ["*"]\n', "nothing is left to share"),
-    "agents that have no samples": (
-        wrapped('wrapper = "adaptive", lr = [0.1, 0.2], reward = "clients", measure = 4').replace(
+    "agents without samples": (
+        wrapped('wrapper = "adaptive", lr = [0.1, 0.2], reward = "clients", loss_samples = 4').replace(
             "lr", 'solver = "dqn"\nlr', 1
         ),
         "lets parties measure the loss on samples of theirs, and agents and desks have none",
     ),
     "code for parties": (
         wrapped('wrapper = "descant.algorithms:SecureAggregation"'),
-        "names 'descant.algorithms:SecureAggregation': code and files of others are not used here",
+        "names 'descant.algorithms:SecureAggregation': code and files of the server are not used here",
     ),
     "speeds": (
         RECIPE.replace("rounds = 2", "rounds = 2\nspeeds = {a = 2.0}"),
@@ -186,15 +184,18 @@ UNFIT: dict[str, tuple[str, str]] = {
     ),
     "a metric of its own": (
         RECIPE.replace("inputs", 'metric = "torch.nn.functional:mse_loss"\ninputs'),
-        "The 'metric' of [model] of recipe is for simulations: parties on machines of their own judge by what goes",
+        "The 'metric' of [model] of recipe is for simulations: silos evaluate by the metric of their loss",
     ),
     "byzantine": (wrapped('wrapper = "byzantine"', method="rfa"), "The wrap 'byzantine' of recipe is for simulations"),
-    "hostile, all": (RECIPE + '[[wrap]]\nwrapper = "byzantine"\n', "The wrap 'byzantine' of recipe is for simulations"),
+    "byzantine, by [[wrap]]": (
+        RECIPE + '[[wrap]]\nwrapper = "byzantine"\n',
+        "The wrap 'byzantine' of recipe is for simulations",
+    ),
     "a sweep": (RECIPE + "[sweep.training]\nlr = [0.1, 0.2]\n", "[sweep] of recipe is for simulations: one federation"),
     **{
         f"{key}, in {table}": (
             RECIPE.replace(f"[{table}]", f"[{table}]\n{key} = {value}"),
-            f"The {key!r} of [{table}] of recipe is for simulations: parties on machines of their own come and go",
+            f"The {key!r} of [{table}] of recipe is for simulations: silos come and go",
         )
         for table in ("training", "method")
         for key, value in {
@@ -206,18 +207,18 @@ UNFIT: dict[str, tuple[str, str]] = {
             "schedule": '[{party = "a", from = 1}]',
         }.items()
     },
-    "no such net": (RECIPE.replace('"mlp"', '"mpl"'), "There is no net 'mpl'"),
+    "unknown net": (RECIPE.replace('"mlp"', '"mpl"'), "There is no net 'mpl'"),
     "no rounds": (RECIPE.replace("rounds = 2", "rounds = 0"), "'rounds' of [run] must be a whole number >= 1"),
 }
 
 
 @pytest.mark.usefixtures("stopping")
-@pytest.mark.parametrize("case", UNFIT)
+@pytest.mark.parametrize("case", UNSERVABLE)
 def test_init_and_start_reject_recipes_that_cannot_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    """Before there is a folder, or anything is started, and in the words of a simulation."""
-    text, why = UNFIT[case]
+    """Before a folder exists or anything starts, with the messages of a simulation."""
+    text, why = UNSERVABLE[case]
     (tmp_path / "recipe.toml").write_text(text)
     done = CliRunner().invoke(app, ["server", "init", str(tmp_path / "new"), str(tmp_path / "recipe.toml")])
     assert done.exit_code == 1 and why in " ".join(done.output.split()) and not (tmp_path / "new").exists()
@@ -226,7 +227,7 @@ def test_init_and_start_reject_recipes_that_cannot_work(
         FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None).run_to_completion()
 
 
-REHEARSED = (
+SIMULATION_RECIPE = (
     RECIPE.replace("rounds = 2", 'rounds = 2\nseeds = 3\nengine = "processes"')
     + """
 [parties]
@@ -242,8 +243,10 @@ rounds = 1
 
 @pytest.mark.usefixtures("stopping")
 def test_simulation_recipe_is_served_and_unused_settings_are_listed(tmp_path: Path) -> None:
-    """And nothing is said of what is used, how many attend among it."""
-    (tmp_path / "recipe.toml").write_text(REHEARSED.replace("lr = 0.1", "lr = 0.1\nparticipation = 2\nstragglers = 0.5"))
+    """Settings that are used, such as the participation, are not listed."""
+    (tmp_path / "recipe.toml").write_text(
+        SIMULATION_RECIPE.replace("lr = 0.1", "lr = 0.1\nparticipation = 2\nstragglers = 0.5")
+    )
     (tmp_path / "plain.toml").write_text(RECIPE)
 
     def made(recipe: str, *more: str) -> str:
@@ -252,10 +255,10 @@ def test_simulation_recipe_is_served_and_unused_settings_are_listed(tmp_path: Pa
         assert done.exit_code == 0, done.output
         return done.output
 
-    told = made("recipe")
+    output = made("recipe")
     for what in ("[parties]", "[[methods]]", "[quick]", "The 'seeds' of [run]", "The 'engine' of [run]"):
-        assert f"\n{what} is not used: " in told
-    assert told.count("is not used") == 5 == len(json.loads(made("recipe", "--json"))["unused"])
+        assert f"\n{what} is not used: " in output
+    assert output.count("is not used") == 5 == len(json.loads(made("recipe", "--json"))["unused"])
     assert "not used" not in made("plain")
     with pytest.raises(Stop):
         FederationServer(tmp_path / "recipe0", WaitLimits(), lambda text: None).run_to_completion()
@@ -277,7 +280,7 @@ def test_server_operator_may_use_own_model_code_that_parties_do_not_get(
 
 
 @pytest.mark.usefixtures("stopping")
-@pytest.mark.parametrize("text", [CENTRAL, LOCAL, SAMPLES], ids=["at the centre", "at the parties", "samples"])
+@pytest.mark.parametrize("text", [CENTRAL, LOCAL, SAMPLES], ids=["central", "local", "samples"])
 def test_private_training_needs_the_privacy_accountant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
@@ -296,7 +299,7 @@ def test_start_rejects_too_few_parties_for_secure_aggregation(tmp_path: Path) ->
     server = FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None)
     for name in ("north", "south"):
         roster.invite(name, tmp_path / f"{name}.invite")
-    with pytest.raises(SettingError, match="a sum of 3 parties at least, and there are 2"):
+    with pytest.raises(SettingError, match="needs sums of at least 3 parties, and there are 2"):
         server.run_to_completion()
     roster.invite("west", tmp_path / "west.invite")
     with pytest.raises(Stop):
@@ -326,20 +329,20 @@ SEEN = {
 
 
 @pytest.fixture
-def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[bool]], dict[str, object]]:
-    """Serves by a SuperLink that dies as often as is said, each time behind a round that was done, or before."""
+def serve_with_deaths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[bool]], dict[str, object]]:
+    """Serve with a SuperLink that dies repeatedly, each time after a completed round or before one."""
 
-    def serve(lives: Sequence[bool]) -> dict[str, object]:
-        left = iter(lives)
+    def serve(rounds_completed: Sequence[bool]) -> dict[str, object]:
+        deaths = iter(rounds_completed)
         place = federation(tmp_path).run_folder / "training"
         atomic.make_folder(place)
         log = EventLog(place / "events.jsonl")
 
         def drive(*given: Any) -> dict[str, object]:
-            waited.append(given[-1])
-            (place.parent / "presence.json").write_text(json.dumps(SEEN if len(waited) == 1 else {}))
-            for done in left:
-                if done:
+            reconnecting.append(given[-1])
+            (place.parent / "presence.json").write_text(json.dumps(SEEN if len(reconnecting) == 1 else {}))
+            for has_round in deaths:
+                if has_round:
                     log.add("round", round=log.last_written.number + 1)
                     log.flush()
                 raise PeerUnavailable("it has died")
@@ -349,34 +352,34 @@ def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence
         monkeypatch.setattr(serving, "run_superlink", lambda *_: nullcontext())
         monkeypatch.setattr(FederationServer, "_drive", drive)
         monkeypatch.setattr(serving, "_RESTART_DELAYS", (0.0, 0.0, 0.0))
-        waited = list[set[str]]()
+        reconnecting = list[set[str]]()
         found = FederationServer(tmp_path / "lab", WaitLimits(), lambda text: None).run_to_completion()
-        return {**found, "waited for": waited}
+        return {**found, "reconnecting": reconnecting}
 
     return serve
 
 
 def test_superlink_may_die_any_number_of_times_while_rounds_complete(
-    dying: Callable[[Sequence[bool]], dict[str, object]],
+    serve_with_deaths: Callable[[Sequence[bool]], dict[str, object]],
 ) -> None:
-    assert dying([True, False, False] * 5)["rounds"] == 5
+    assert serve_with_deaths([True, False, False] * 5)["rounds"] == 5
 
 
 def test_server_waits_for_connected_parties_after_a_superlink_death(
-    dying: Callable[[Sequence[bool]], dict[str, object]],
+    serve_with_deaths: Callable[[Sequence[bool]], dict[str, object]],
 ) -> None:
-    assert dying([True, False])["waited for"] == [set(), {"north"}, {"north"}]
+    assert serve_with_deaths([True, False])["reconnecting"] == [set(), {"north"}, {"north"}]
 
 
 def test_server_ends_when_the_superlink_keeps_dying_before_a_round(
-    dying: Callable[[Sequence[bool]], dict[str, object]],
+    serve_with_deaths: Callable[[Sequence[bool]], dict[str, object]],
 ) -> None:
-    with pytest.raises(EngineError, match="started anew 3 times in a row, and died before a round was done"):
-        dying([True, False, False, False])
+    with pytest.raises(EngineError, match="restarted 3 times in a row, and died before a round was done"):
+        serve_with_deaths([True, False, False, False])
 
 
 def test_dead_nginx_makes_the_server_unavailable(tmp_path: Path) -> None:
-    """Before anything is asked of it, or while it is to read its keys again; what it cannot read ends the server."""
+    """Found dead by a check or during a reload; keys that nginx cannot load end the server."""
     roster = federation(tmp_path)
     transport = SimpleNamespace(set_parties=len)
 
@@ -385,20 +388,20 @@ def test_dead_nginx_makes_the_server_unavailable(tmp_path: Path) -> None:
         cast(Any, AccessMonitor)(proxy, roster, transport).refresh()
 
     def dies() -> bool:
-        raise EngineError("nginx does not read its keys again")
+        raise EngineError("nginx did not reload its keys")
 
     refresh(True, lambda: True)
     for case in (lambda: True, dies):
         with pytest.raises(PeerUnavailable, match="nginx has ended"):
             refresh(False, case)
-    with pytest.raises(EngineError, match="does not read its keys") as error:
+    with pytest.raises(EngineError, match="did not reload its keys") as error:
         refresh(True, dies)
     assert not isinstance(error.value, PeerUnavailable)
 
 
 @pytest.mark.parametrize("killed", ["the master", "both"])
 def test_port_is_free_after_nginx_was_killed(tmp_path: Path, killed: str) -> None:
-    """A worker whose master was killed goes on, and holds the port."""
+    """A worker whose master was killed continues and holds the port."""
     try:
         find_nginx()
     except EngineError as why:
@@ -414,7 +417,7 @@ def test_port_is_free_after_nginx_was_killed(tmp_path: Path, killed: str) -> Non
                 time.sleep(0.01)
 
 
-SEALED = (
+PROXY_RECIPE = (
     RECIPE
     + 'wrap = [{wrapper = "coreset_proxies", share = 0.2}]\n[vault]\nfolder = "sealed/vault"\nkey = "vault.key"\n'
 )
@@ -422,27 +425,25 @@ SEALED = (
 
 @pytest.fixture
 def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A vault beside a recipe that names it from there; whoever reads it stands elsewhere."""
-    place = tmp_path / "organiser"
+    """A vault named relative to its recipe, read from another working folder."""
+    place = tmp_path / "operator"
     (place / "sealed").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     key = PrivateKey.new()
     key.write(place / "vault.key")
     Vault.create(place / "sealed" / "vault", key)
-    (place / "recipe.toml").write_text(SEALED)
+    (place / "recipe.toml").write_text(PROXY_RECIPE)
     return place
 
 
 def init(code: int = 0) -> str:
-    done = CliRunner().invoke(app, ["server", "init", "lab", "../organiser/recipe.toml"])
+    done = CliRunner().invoke(app, ["server", "init", "lab", "../operator/recipe.toml"])
     assert done.exit_code == code, done.output
     return " ".join(done.output.split())
 
 
-def test_vault_is_found_relative_to_the_recipe_and_not_copied(
-    vault: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vault_is_found_relative_to_the_recipe_and_not_copied(vault: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = list[VaultLocation]()
 
     def drive(server: FederationServer, roster: Roster, recipe: Recipe, *rest: Any) -> None:
@@ -465,12 +466,12 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no vault": (lambda place: shutil.rmtree(place / "sealed"), "holds no vault"),
     "neither": (lambda place: [shutil.rmtree(place / "sealed"), BAD["no key"][0](place)], "holds no vault"),
     "no key": (lambda place: (place / "vault.key").unlink(), "vault.key cannot be read"),
-    "another key": (lambda place: rekeyed(place / "vault.key"), "was made with the key of"),
+    "another key": (lambda place: replace_key(place / "vault.key"), "was created with the key of"),
     "a key for all to read": (lambda place: (place / "vault.key").chmod(0o644), "chmod 600"),
 }
 
 
-def rekeyed(file: Path) -> None:
+def replace_key(file: Path) -> None:
     file.unlink()
     PrivateKey.new().write(file)
 
@@ -489,15 +490,13 @@ def test_init_and_start_report_an_unusable_vault(vault: Path, case: str) -> None
 
 @pytest.mark.usefixtures("stopping")
 def test_init_rejects_coreset_proxies_without_a_vault(vault: Path) -> None:
-    (vault / "recipe.toml").write_text(SEALED.partition("[vault]")[0])
-    assert "Stand-ins need a [vault]" in init(1) and not Path("lab").exists()
+    (vault / "recipe.toml").write_text(PROXY_RECIPE.partition("[vault]")[0])
+    assert "Coreset proxies need a [vault]" in init(1) and not Path("lab").exists()
 
 
 @pytest.mark.usefixtures("stopping")
-def test_start_needs_the_vault_key_and_init_does_not(
-    vault: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (vault / "recipe.toml").write_text(SEALED.replace('key = "vault.key"\n', ""))
+def test_start_needs_the_vault_key_and_init_does_not(vault: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (vault / "recipe.toml").write_text(PROXY_RECIPE.replace('key = "vault.key"\n', ""))
     init()
     server = FederationServer(Path("lab"), WaitLimits(), lambda text: None)
     with pytest.raises(VaultError, match="DESCANT_VAULT_KEY"):

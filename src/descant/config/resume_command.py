@@ -1,4 +1,4 @@
-"""How a run comes to its end: by the recipe in its folder. Light, because lists of runs say it too."""
+"""Commands that resume a run from the recipe in its folder. Light to import: lists of runs show them too."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ START_FILE = "started.json"
 
 
 def resume_hint(recorded: RecordedRun) -> str:
-    """What brings a run to its end, in a sentence."""
+    """Return a sentence with the command that finishes a run."""
     if recorded.state == "running":
-        return f"It is still running ({recorded.reason}): ask again when it has ended."
+        return f"It is still running ({recorded.reason}): try again when it has ended."
     if server := server_folder(recorded.folder):
         return f"Go on with: {server_start_command(server)}"
     if not is_resumable(recorded.folder):
         return (
             f"Go on with descant.tracking.Run.resume({str(recorded.folder)!r}, federation) "
-            "and descant.studies.recorded_run.judge(run)."
+            "and descant.studies.recorded_run.evaluate_run(run)."
         )
     return f"Go on with: {run_resume_command(recorded.folder)}"
 
 
 def server_start_command(server: Path) -> str:
-    """The command that serves a federation as it was last served; with another patience it trains another model."""
+    """Return the command that starts the server with the same timeouts: other timeouts train another model."""
     saved = saved_start_options(server)
     changed = {
         name: saved[name] for name, default in asdict(WaitLimits()).items() if saved.get(name, default) != default
@@ -41,7 +41,7 @@ def server_start_command(server: Path) -> str:
 
 
 def save_start_options(server: Path, timeouts: WaitLimits) -> None:
-    """Keep with which patience a federation is served, for whoever has to go on."""
+    """Save the timeouts with which a federation is served, so that it can be resumed."""
     from ..deployment.pki.federation_setup import RUN_FOLDER
     from ..storage import atomic, write_errors
 
@@ -58,15 +58,15 @@ def saved_start_options(server: Path) -> dict[str, float]:
     from ..deployment.pki.federation_setup import RUN_FOLDER
 
     try:
-        found = json.loads((server / RUN_FOLDER / START_FILE).read_text())
+        saved = json.loads((server / RUN_FOLDER / START_FILE).read_text())
     except (OSError, ValueError):
         return {}
-    given = found.items() if isinstance(found, dict) else ()
-    return {name: value for name, value in given if type(value) in (int, float)}
+    items = saved.items() if isinstance(saved, dict) else ()
+    return {name: value for name, value in items if type(value) in (int, float)}
 
 
 def server_folder(folder: Path) -> Path | None:
-    """The folder of the federation whose training this run is, if it is one's."""
+    """Return the server folder that this run belongs to, or None."""
     from ..deployment.pki.federation_setup import ROSTER_FILE, RUN_FOLDER
 
     parent = folder.absolute().parent
@@ -74,7 +74,7 @@ def server_folder(folder: Path) -> Path | None:
 
 
 def is_resumable(folder: Path) -> bool:
-    """Whether a folder holds a run that was made of a recipe."""
+    """Return whether a folder holds a run that was started from a recipe."""
     from ..tracking import is_run
 
     recipe = folder / recipe_file_name()
@@ -82,7 +82,7 @@ def is_resumable(folder: Path) -> bool:
 
 
 def run_resume_command(folder: Path) -> str:
-    """The command that goes on with a run: the recipe in its folder is whole, and has every change in it."""
+    """Return the command that resumes a run: the recipe in its folder is complete."""
     return shlex.join(["descant", "run", str(folder / recipe_file_name()), "--out", str(folder), "--resume"])
 
 

@@ -1,11 +1,11 @@
-"""The proxy before the server: nginx, with a configuration that lets parties reach what they need and nothing else.
+"""The nginx proxy in front of the server, configured so that parties reach only the paths that they need.
 
-Whoever reaches Flower's own port can start runs, that is, run code everywhere. So that port is on loopback, and parties
-reach nginx: it asks for a certificate of the federation's authority that was not revoked, and passes on POST requests
-to `/v1/fleet/NAME`, as they are spelled in the request itself, not as they might be read. What it passes on never
-touches the disk. Sessions are not resumed, because a resumed one is not looked up in the list of revoked certificates.
+Anyone who reaches Flower's own port can start runs, that is, run code on every silo. So that port is on loopback, and
+parties reach nginx. It requires a certificate of the federation's authority that was not revoked. It passes on POST
+requests to `/v1/fleet/NAME`, matching the raw request line and not a normalized path. Request bodies never touch the
+disk. TLS sessions are not resumed, because nginx does not check a resumed one against the revocation list.
 
-nginx needs no rights: all its files are in the server's folder. Where it is started by root, its worker is not root.
+nginx needs no privileges: all its files are in the server's folder. If root starts it, its worker does not run as root.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ PROXY_FOLDER = "proxy"
 CONFIGURATION = "nginx.conf"
 ACCESS_LOG = "access.log"
 ERROR_LOG = "error.log"
-_NGINX_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin", "/usr/local/nginx/sbin")  # often not in the path
+_NGINX_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin", "/usr/local/nginx/sbin")  # often missing in PATH
 _POLL_INTERVAL = 0.02
-_PORT_RELEASE_TIMEOUT = 5.0  # seconds that a worker has to be gone
+_PORT_RELEASE_TIMEOUT = 5.0  # seconds that a worker has to end
 _NGINX_MISSING = (
-    "The proxy needs nginx (1.19.5 or later), and there is none. Install it (apt-get install nginx-light, dnf install "
-    "nginx, brew install nginx); the service that comes with it is not needed: systemctl disable --now nginx"
+    "The proxy needs nginx (1.19.5 or later), which is not installed. Install it (apt-get install nginx-light, dnf "
+    "install nginx, brew install nginx); its service is not needed: systemctl disable --now nginx"
 )
 _TEMPLATE = """\
-# Written by Descant at every start: what is changed here is lost.
+# Written by Descant at every start: changes are lost.
 daemon off;
 pid nginx.pid;
 error_log {errors} notice;
@@ -81,12 +81,12 @@ http {{
             proxy_pass https://127.0.0.1:{upstream};
             proxy_http_version 1.1;
             proxy_set_header Host localhost;
-            proxy_pass_header Date;  # of who takes signatures: by it a party sees that its clock is off
+            proxy_pass_header Date;  # of the server: a party uses it to detect that its clock is off
             proxy_request_buffering off;
             proxy_buffering off;
             proxy_next_upstream off;
-            proxy_read_timeout {patience}s;
-            proxy_send_timeout {patience}s;
+            proxy_read_timeout {timeout}s;
+            proxy_send_timeout {timeout}s;
             proxy_ssl_verify on;
             proxy_ssl_verify_depth 1;
             proxy_ssl_trusted_certificate {keys}/{authority}.crt;
@@ -101,19 +101,21 @@ http {{
 
 @dataclass(frozen=True)
 class Proxy:
-    """How the proxy is set up: ``with Proxy(upstream=8000).start(folder) as running: ...``."""
+    """Settings of the proxy: ``with Proxy(upstream=8000).start(folder) as running: ...``."""
 
     upstream: int = setting(help="port of the server on 127.0.0.1, with TLS", least=1, most=65535, whole=True)
-    host: str = setting("0.0.0.0", "the address of this machine to listen at; 0.0.0.0: all")
-    port: int = setting(8443, "to listen at", least=1, most=65535, whole=True)
-    max_body_megabytes: int = setting(16, "megabytes of a request; Flower cuts at 5", least=1, most=2**20, whole=True)
+    host: str = setting("0.0.0.0", "address of this machine to listen at; 0.0.0.0: all")
+    port: int = setting(8443, "port to listen at", least=1, most=65535, whole=True)
+    max_body_megabytes: int = setting(
+        16, "largest request in megabytes; Flower splits at 5", least=1, most=2**20, whole=True
+    )
     timeout: int = setting(300, "seconds to wait for the server's answer", least=1, most=86400, whole=True)
 
     @classmethod
     def for_address(cls, upstream: int, public_address: str) -> Proxy:
-        """The proxy of a federation that parties reach at an address of this machine, or by a name for all of them.
+        """Return the proxy of a federation with this public address; for a host name it listens on all addresses.
 
-        >>> Proxy.before(8000, "[::1]:8443").host, Proxy.before(8000, "fl.example.org:8443").host
+        >>> Proxy.for_address(8000, "[::1]:8443").host, Proxy.for_address(8000, "fl.example.org:8443").host
         ('::1', '0.0.0.0')
         """
         host, port = parse_address(public_address)
@@ -122,7 +124,7 @@ class Proxy:
         return cls(upstream, host, port)
 
     def configuration(self) -> str:
-        """What nginx reads; its paths are relative, so that no folder's name can mean something in it."""
+        """Return nginx's configuration; its paths are relative, so that no folder name can act as syntax."""
         check_settings(self)
         if parse_ip(self.host) is None or "%" in self.host:
             raise SettingError(f"The 'host' of Proxy must be an address such as 0.0.0.0 or ::. Got {self.host!r:.80}.")
@@ -130,7 +132,7 @@ class Proxy:
             listen=join_address(self.host, self.port),
             upstream=self.upstream,
             body=self.max_body_megabytes,
-            patience=self.timeout,
+            timeout=self.timeout,
             keys=f"../../{KEYS_FOLDER}",
             server=SERVER_NAME,
             authority=AUTHORITY_NAME,
@@ -141,7 +143,7 @@ class Proxy:
 
     def start(self, server: str | Path, timeout: float = 20.0) -> RunningProxy:
         """Write the configuration into the server's folder, check it, start nginx, and wait until it answers."""
-        check_port_free(self.host, self.port)  # before anything is written: another one may run by what is there
+        check_port_free(self.host, self.port)  # before any write: a running proxy may use the files
         text = self.configuration()
         nginx = find_nginx()
         folder = Path(server).resolve() / RUN_FOLDER / PROXY_FOLDER
@@ -158,7 +160,7 @@ class Proxy:
 
 
 class RunningProxy:
-    """nginx that runs; it ends with this process (see :class:`.Child`). Use it in a `with`."""
+    """A running nginx, to be used in a `with`; it ends with this process (see :class:`.ChildProcess`)."""
 
     def __init__(self, proxy: Proxy, nginx: str, folder: Path) -> None:
         self.proxy = proxy
@@ -175,9 +177,9 @@ class RunningProxy:
         return self._child.is_alive
 
     def wait_until_ready(self, timeout: float) -> None:
-        """Wait until it answers as this federation's server."""
+        """Wait until it answers with the certificate of this federation's server."""
         stop_at = time.monotonic() + timeout
-        why = ""
+        reason = ""
         while time.monotonic() < stop_at:
             if not self.is_alive:
                 raise EngineError(
@@ -186,38 +188,40 @@ class RunningProxy:
             try:
                 return self._connect_once()
             except OSError as error:
-                why = str(error)
+                reason = str(error)
             time.sleep(_POLL_INTERVAL)
-        raise EngineError(f"nginx does not answer at port {self.proxy.port}: {why}. See {self.folder / ERROR_LOG}.")
+        raise EngineError(f"nginx does not answer at port {self.proxy.port}: {reason}. See {self.folder / ERROR_LOG}.")
 
     def reload_if_revoked(self) -> bool:
-        """Read the list of revoked certificates again if it has changed, by whatever process; whether it had."""
+        """Reload if any process has changed the revocation list; return whether it had."""
         changed = self._read_revocations() != self._loaded_revocations
         if changed:
             self.reload()
         return changed
 
     def reload(self, timeout: float = 20.0) -> None:
-        """Read keys and the list of revoked certificates again; when this returns, no new connection goes by the old.
+        """Reload the keys and the revocation list; when this returns, new connections use the new ones.
 
-        What was begun before may be finished, for 30 seconds at most.
+        Open requests may finish within 30 seconds.
         """
         self._check_configuration()
-        known = self._read_revocations()
+        revocations = self._read_revocations()
         log_start = self._log_size()
         self._child.send_signal(signal.SIGHUP)
         stop_at = time.monotonic() + timeout
-        while b"gracefully shutting down" not in self._read_log(log_start):  # what a worker says when it takes no more
+        while b"gracefully shutting down" not in self._read_log(
+            log_start
+        ):  # logged when the old worker stops accepting connections
             if not self.is_alive or time.monotonic() > stop_at:
                 raise EngineError(
-                    f"nginx does not read its keys again: {_error_line(self._read_log(log_start))}. Until it is started anew, those "
-                    f"who were revoked are let in. See {self.folder / ERROR_LOG}."
+                    f"nginx did not reload its keys: {_error_line(self._read_log(log_start))}. Until it is restarted, "
+                    f"revoked parties are still let in. See {self.folder / ERROR_LOG}."
                 )
             time.sleep(_POLL_INTERVAL)
-        self._loaded_revocations = known
+        self._loaded_revocations = revocations
 
     def terminate(self) -> None:
-        """End it, its worker, too, which holds the port a moment longer if the master was killed."""
+        """Stop nginx and wait for the port: a worker whose master was killed holds it a moment longer."""
         self._child.terminate()
         stop_at = time.monotonic() + _PORT_RELEASE_TIMEOUT
         while time.monotonic() < stop_at:
@@ -233,12 +237,12 @@ class RunningProxy:
         self.terminate()
 
     def _check_configuration(self) -> None:
-        """nginx's own check of the configuration and of the files that it names."""
+        """Raise unless nginx accepts the configuration and the files that it names."""
         done = subprocess.run(
             [*self._command, "-t", "-q"], cwd=self.folder, capture_output=True, stdin=subprocess.DEVNULL, check=False
         )
         if done.returncode:
-            raise EngineError(f"nginx does not take {self.folder / CONFIGURATION}: {_error_line(done.stderr)}")
+            raise EngineError(f"nginx rejects {self.folder / CONFIGURATION}: {_error_line(done.stderr)}")
 
     def _connect_once(self) -> None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.proxy.host, self.proxy.host)
@@ -264,36 +268,36 @@ class RunningProxy:
 
 
 def find_nginx() -> str:
-    """Where nginx is, or how to get it."""
-    found = shutil.which("nginx") or shutil.which("nginx", path=":".join(_NGINX_FOLDERS))
-    if found is None:
+    """Return the path of nginx, or raise with the way to install it."""
+    path = shutil.which("nginx") or shutil.which("nginx", path=":".join(_NGINX_FOLDERS))
+    if path is None:
         raise EngineError(_NGINX_MISSING)
-    return found
+    return path
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Raise EngineError unless this process could listen there."""
+    """Raise EngineError unless this process can listen at this address."""
     family = socket.AF_INET6 if isinstance(parse_ip(host), IPv6Address) else socket.AF_INET
     new_federation_hint = (
-        "make a federation anew, because invites name the port: descant server init NEW recipe.toml --port"
+        "make a new federation, because invites name the port: descant server init NEW recipe.toml --port"
     )
     hints = {
-        errno.EADDRINUSE: f"another process listens there. Stop that one, or {new_federation_hint}",
-        errno.EACCES: f"ports below 1024 need rights that the server should not have: {new_federation_hint}",
-        errno.EADDRNOTAVAIL: "this machine does not have that address: give one that it has, 0.0.0.0 for all, or to "
-        "descant server init a name, which means all",
+        errno.EADDRINUSE: f"another process listens there. Stop it, or {new_federation_hint}",
+        errno.EACCES: f"ports below 1024 need privileges that a server should not have: {new_federation_hint}",
+        errno.EADDRNOTAVAIL: "this machine does not have that address: give one of its addresses, 0.0.0.0 for all, "
+        "or a host name (descant server init), which means all",
     }
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            why = hints.get(error.errno or 0, error.strerror)
-            raise EngineError(f"The proxy cannot listen at {join_address(host, port)}: {why}.") from None
+            reason = hints.get(error.errno or 0, error.strerror)
+            raise EngineError(f"The proxy cannot listen at {join_address(host, port)}: {reason}.") from None
 
 
 def _error_line(log: bytes) -> str:
-    """The line of nginx's log that says what is wrong."""
+    """Return the line of nginx's log with the error."""
     lines = [line.strip() for line in log.decode(errors="replace").splitlines() if line.strip()]
     error_lines = [line for line in lines if "[emerg]" in line or "[alert]" in line]
-    return (error_lines or lines[-1:] or ["it said nothing"])[0][:400]
+    return (error_lines or lines[-1:] or ["it printed nothing"])[0][:400]

@@ -1,4 +1,4 @@
-"""The engine for silos: a task goes out as a message, and its reply comes back as one, or not at all.
+"""The engine for silos: tasks go out as messages, and replies come back as messages, or not at all.
 
 A `ServerTransport` carries the messages: Flower's (see `deployment.flower`), or a fake one in tests. Data and party
 states stay with the parties. A party commits the state of a round only when a later task says that its reply was

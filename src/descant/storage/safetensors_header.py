@@ -72,7 +72,7 @@ def encode_header(header: Mapping[str, Any], alignment: int = 8, compact: bool =
 
 
 def header_length(data: ByteSource) -> int:
-    """Return the number of header bytes behind the length, as the data claim it; check it before a large read.
+    """Return the length of the header as the data claim it; check it before a large read.
 
     >>> header_length(encode_header({"w": 1}))
     8

@@ -1,11 +1,11 @@
-"""Who may take part in a federation over the network: keys, the roster, invites, and the proxy before the server.
+"""Access to a federation over the network: keys and certificates, the roster and invites.
 
-    roster = Roster.create("server", "recipe.toml", Terms(hosts=("fl.example.org",)))     # the organiser, once
-    roster.invite("north", "north.invite")                                               # sent by a way one trusts
-    with Proxy(upstream=8000).start("server") as proxy:                                  # before what listens at 8000
+    roster = Roster.create("server", "recipe.toml", FederationTerms(hosts=("fl.example.org",)))  # server operator, once
+    roster.invite("north", "north.invite")                                     # send it over a channel that you trust
+    with Proxy(upstream=8000).start("server") as proxy:                        # in front of a server at port 8000
         roster.revoke("north")
-        proxy.keep_up()
-    Invite.read(Path("north.invite")).unpack(Path("silo"))                               # the party
+        proxy.reload_if_revoked()
+    Invite.read(Path("north.invite")).unpack(Path("silo"))                     # the party
 
-What is on the disk is told in :mod:`.roster`, what passes and what does not in :mod:`.proxy`.
+:mod:`.roster` describes the files on disk; :mod:`..nginx_proxy` describes which requests pass.
 """

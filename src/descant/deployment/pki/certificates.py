@@ -1,7 +1,7 @@
-"""Keys and certificates: an authority of the federation's own, the server's certificate, and one for each party.
+"""Keys and certificates: the federation's own authority, the server's certificate, and one for each party.
 
-The authority is known to nobody else, so it vouches for exactly those whom the organiser has invited. Its list of
-revoked certificates lives as long as itself: one that ran out would lock everybody out.
+Nobody else uses the authority, so its certificates are exactly those that the server operator has issued. Its
+revocation list expires with the authority: a list that expired earlier would lock out every party.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .name_checks import check_hosts, check_name, parse_ip
 AUTHORITY_NAME = "ca"
 SERVER_NAME = "server"
 REVOCATION_FILE = "revoked.pem"  # files in a folder of keys: ca.crt, ca.key, ...
-_CLOCK_SKEW = timedelta(hours=1)  # certificates hold from before now on, because clocks differ
+_CLOCK_SKEW = timedelta(hours=1)  # certificates are valid from before now, because clocks differ
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _KEY_LOST = (
-    "Without the authority's key nobody can be invited or revoked: restore it from a copy, or make a new server."
+    "Without the authority's key nobody can be invited or revoked: restore it from a backup, or make a new server."
 )
 _PARSE_ERRORS = (ValueError, TypeError, UnsupportedAlgorithm)
 
@@ -42,13 +42,13 @@ class CertificateAndKey:
     key: bytes = field(repr=False)
 
     def write(self, folder: Path, name: str) -> None:
-        """Into two files of a folder; the key's is its owner's alone."""
+        """Write both into a folder; only the owner may read the key."""
         atomic.replace(folder / f"{name}.key", self.key, f"{name}.key.new", atomic.PRIVATE_MODE)
         atomic.replace(folder / f"{name}.crt", self.certificate, f"{name}.crt.new")
 
 
 class Authority:
-    """A certificate authority. It shows only its certificate, and cannot be pickled or copied."""
+    """A certificate authority; it exposes only its certificate and cannot be pickled or copied."""
 
     __slots__ = ("_key", "certificate")
 
@@ -61,7 +61,7 @@ class Authority:
 
     @classmethod
     def new(cls, name: str, days: int) -> tuple[Authority, CertificateAndKey]:
-        """An authority (EC P-256) for so many days, and what is to be kept of it."""
+        """Make an authority (EC P-256) that is valid for `days`; return it with its certificate and key."""
         key = ec.generate_private_key(ec.SECP256R1())
         until = datetime.now(UTC) + timedelta(days=days)
         builder = _certificate_builder(
@@ -74,7 +74,7 @@ class Authority:
 
     @classmethod
     def read(cls, folder: Path) -> Authority:
-        """The authority whose files are in a folder of keys."""
+        """Read the authority from a keys folder."""
         secret = read_secret_file(folder / f"{AUTHORITY_NAME}.key", _KEY_LOST)
         try:
             return cls(CertificateAndKey((folder / f"{AUTHORITY_NAME}.crt").read_bytes(), secret))
@@ -83,22 +83,22 @@ class Authority:
 
     @property
     def expires(self) -> datetime:
-        """When it runs out."""
+        """The time at which the authority expires."""
         return self.certificate.not_valid_after_utc
 
     def issue_server_certificate(self, hosts: Sequence[str]) -> CertificateAndKey:
-        """A certificate for a server that is reached by these hosts and from its own machine; it lasts as this does."""
+        """Issue a certificate for a server at these hosts and on loopback; it expires with the authority."""
         wanted = dict.fromkeys([*check_hosts(hosts), *_LOOPBACK_HOSTS])
         names = [x509.DNSName(host) if (ip := parse_ip(host)) is None else x509.IPAddress(ip) for host in wanted]
         return self._issue("descant server", ExtendedKeyUsageOID.SERVER_AUTH, self.expires, names)
 
     def issue_party_certificate(self, name: str, days: int) -> CertificateAndKey:
-        """A certificate by which a party is let in, for so many days, but not longer than the authority."""
+        """Issue a party's certificate, valid for `days` but not longer than the authority."""
         until = min(datetime.now(UTC) + timedelta(days=days), self.expires)
         return self._issue(check_name(name), ExtendedKeyUsageOID.CLIENT_AUTH, until)
 
     def revocation_list(self, serials: Mapping[str, datetime]) -> bytes:
-        """The signed list of certificates that count no more, by their serials, and since when."""
+        """Return the signed revocation list of these serials and their revocation times."""
         builder = x509.CertificateRevocationListBuilder(self.certificate.subject)
         builder = builder.last_update(self.certificate.not_valid_before_utc).next_update(self.expires)
         for serial, since in sorted(serials.items()):
@@ -109,20 +109,20 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     def read_revoked_serials(self, file: Path) -> set[str] | None:
-        """The serials in such a list; None if there is no list in the file, or it is not this authority's."""
+        """Return the serials in a revocation list; None if the file has no valid list of this authority."""
         try:
-            found = x509.load_pem_x509_crl(file.read_bytes())
+            revocations = x509.load_pem_x509_crl(file.read_bytes())
         except (OSError, *_PARSE_ERRORS):
             return None
-        is_own_list = found.is_signature_valid(self._key.public_key())
-        return {f"{one.serial_number:x}" for one in found} if is_own_list else None
+        is_own_list = revocations.is_signature_valid(self._key.public_key())
+        return {f"{one.serial_number:x}" for one in revocations} if is_own_list else None
 
     def sign(self, data: bytes) -> bytes:
-        """A signature of bytes that are no certificate: they begin with a mark of what they are."""
+        """Sign bytes that are not a certificate; their prefix must name their purpose."""
         return self._key.sign(data, ec.ECDSA(hashes.SHA256()))
 
     def derive(self, purpose: bytes) -> bytes:
-        """A secret for one purpose; neither the key nor those of other purposes follow from it."""
+        """Derive a secret for one purpose; it reveals neither the key nor the secrets of other purposes."""
         return hkdf_sha256(self._key.private_numbers().private_value.to_bytes(32, "big"), purpose, 32)
 
     def _issue(
@@ -148,7 +148,7 @@ class Authority:
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
-    """What people compare, by another way than the network, to know a certificate by."""
+    """Return the fingerprint that people compare over a second channel."""
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 
@@ -157,13 +157,13 @@ def serial(certificate: x509.Certificate) -> str:
 
 
 def common_name(certificate: x509.Certificate) -> str:
-    """Whom a certificate is for."""
-    found = [str(one.value) for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    return found[0] if len(found) == 1 else ""
+    """Return the common name of a certificate, or "" unless it has exactly one."""
+    names = [str(one.value) for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    return names[0] if len(names) == 1 else ""
 
 
 def is_party_certificate(certificate: x509.Certificate) -> bool:
-    """Whether it is one of those that parties have, not the server's own."""
+    """Return whether a certificate is a party's, not the server's or the authority's."""
     try:
         use = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
@@ -172,7 +172,7 @@ def is_party_certificate(certificate: x509.Certificate) -> bool:
 
 
 def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Whether the authority has signed the certificate."""
+    """Return whether the authority has signed a certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, *_PARSE_ERRORS):
@@ -181,7 +181,7 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
 
 
 def is_signed_by(data: bytes, signature: bytes, authority: x509.Certificate) -> bool:
-    """Whether the authority has signed these bytes."""
+    """Return whether the authority has signed these bytes."""
     key = authority.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return False
@@ -193,19 +193,19 @@ def is_signed_by(data: bytes, signature: bytes, authority: x509.Certificate) -> 
 
 
 def new_node_key() -> bytes:
-    """The key by which Flower knows a party: EC P-384 in OpenSSH's form, as `ssh-keygen -t ecdsa -b 384` makes it."""
+    """Return a new private key for a Flower node: EC P-384 in the format of `ssh-keygen -t ecdsa -b 384`."""
     key = ec.generate_private_key(ec.SECP384R1())
-    form = serialization.PrivateFormat.OpenSSH
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    key_format = serialization.PrivateFormat.OpenSSH
+    return key.private_bytes(serialization.Encoding.PEM, key_format, serialization.NoEncryption())
 
 
 def public_node_key(private: bytes) -> str:
-    """Its public half, as a line; ValueError if it is no such key."""
+    """Return the public half of a node key as one line; raise ValueError for another kind of key."""
     key = serialization.load_ssh_private_key(private, None)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise ValueError("no EC P-384 key")
-    form = serialization.PublicFormat.OpenSSH
-    return key.public_key().public_bytes(serialization.Encoding.OpenSSH, form).decode()
+    key_format = serialization.PublicFormat.OpenSSH
+    return key.public_key().public_bytes(serialization.Encoding.OpenSSH, key_format).decode()
 
 
 def _x509_name(name: str) -> x509.Name:
@@ -219,7 +219,7 @@ def _certificate_builder(
     signer: ec.EllipticCurvePublicKey,
     until: datetime,
 ) -> x509.CertificateBuilder:
-    """What all certificates have, with a serial of their own."""
+    """Return the fields that all certificates have, with a random serial."""
     builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
     builder = builder.not_valid_before(datetime.now(UTC) - _CLOCK_SKEW).not_valid_after(until)
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
@@ -249,5 +249,5 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    form = serialization.PrivateFormat.PKCS8
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    key_format = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, key_format, serialization.NoEncryption())

@@ -1,4 +1,4 @@
-"""How a federation begins: the organiser's folder with its keys, its recipe and the first line of its log."""
+"""Creation of a federation: the server folder with its keys, its recipe and the first line of its audit log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECIPE_FILE = "recipe.toml"
 KEYS_FOLDER = "keys"
 RUN_FOLDER = "run"
 LOCK_FILE = ".lock"
-LOCK_TIMEOUT = 10.0  # seconds to wait for another process, which needs the folder for moments only
+LOCK_TIMEOUT = 10.0  # seconds to wait for another process; each holds the lock only briefly
 _SERVER_FILES = (
     ROSTER_FILE,
     RECIPE_FILE,
@@ -35,23 +35,23 @@ _SERVER_FILES = (
     *(f"{name}.new" for name in (ROSTER_FILE, RECIPE_FILE, AUDIT_LOG, AUDIT_HEAD)),
 )
 _MEMBERSHIP_EVENTS = ("invited", "joined", "revoked")
-_DAMAGED_LOG_NOTE = "Nobody is invited, let in or revoked until it is restored."
+_DAMAGED_LOG_NOTE = "No party can be invited, join or be revoked until it is restored."
 _CREATION_FIELDS = {"federation", "address", "recipe", "authority", "invite_days"}
 _MAX_RECIPE_BYTES = 2**20  # bytes of a recipe
 
 
 @dataclass(frozen=True)
 class FederationTerms:
-    """For how long, and where."""
+    """The address of a federation and the validity of its keys."""
 
-    hosts: tuple[str, ...] = ("localhost",)  # by which parties reach the proxy; invites name the first
-    port: int = setting(8443, "at which parties reach the proxy", least=1, most=65535, whole=True)
-    days: int = setting(730, "for which the authority holds", least=1, most=36500, whole=True)
-    invite_days: int = setting(365, "for which an invite holds", least=1, most=36500, whole=True)
+    hosts: tuple[str, ...] = ("localhost",)  # names or addresses of the proxy; invites have the first
+    port: int = setting(8443, "port at which parties reach the proxy", least=1, most=65535, whole=True)
+    days: int = setting(730, "days for which the authority is valid", least=1, most=36500, whole=True)
+    invite_days: int = setting(365, "days for which an invite is valid", least=1, most=36500, whole=True)
 
 
 def create_federation(folder: Path, recipe: Path, terms: FederationTerms, operator: str) -> None:
-    """A new federation in a new or empty folder: its keys, a copy of the recipe, and nobody invited yet."""
+    """Create a federation in a new or empty folder: its keys and a copy of the recipe, without parties."""
     check_settings(terms)
     check_hosts(terms.hosts)
     check_new_folder(folder)
@@ -76,7 +76,7 @@ def check_new_folder(folder: Path) -> None:
 
 
 def _create_keys_and_log(folder: Path, home: Path, recipe: str, terms: FederationTerms, operator: str) -> None:
-    """Keys, and the first line of the log, which comes last: what has no log yet can be begun again."""
+    """Write the keys, and then the first line of the log: creation can be repeated until the log exists."""
     federation = secrets.token_hex(16)
     authority, pair = Authority.new(f"descant {federation}", terms.days)
     pair.write(folder / KEYS_FOLDER, AUTHORITY_NAME)
@@ -86,7 +86,7 @@ def _create_keys_and_log(folder: Path, home: Path, recipe: str, terms: Federatio
         federation=federation,
         address=join_address(terms.hosts[0], terms.port),
         recipe=recipe,
-        home=str(home),  # what the recipe names is found from there: a vault and its key are not copied
+        home=str(home),  # paths in the recipe are relative to it; a vault and its key are not copied
         authority=fingerprint(authority.certificate),
         invite_days=terms.invite_days,
         who=operator,
@@ -94,7 +94,7 @@ def _create_keys_and_log(folder: Path, home: Path, recipe: str, terms: Federatio
 
 
 def open_audit_log(folder: Path, authority: Authority, federation: str) -> AuditLog:
-    """The log of a federation, with the secret that only its authority gives."""
+    """Return the audit log of a federation, keyed with a secret derived from its authority."""
     return AuditLog(
         folder,
         authority.derive(b"descant roster 1\n" + federation.encode()),
@@ -104,19 +104,19 @@ def open_audit_log(folder: Path, authority: Authority, federation: str) -> Audit
 
 
 def read_creation_event(folder: Path) -> dict[str, Any]:
-    """What the first line of the log says; that it is as it was written is checked later."""
+    """Return the first event of the log; its seal is checked later."""
     if not (folder / AUDIT_HEAD).exists():
         raise StateError(f"{folder} holds no server. Make one: descant server init {folder} recipe.toml")
     event = first_event(folder / AUDIT_LOG)
     if not event.keys() >= _CREATION_FIELDS:
         raise StateError(
-            f"Line 1 of {folder / AUDIT_LOG} is damaged or missing. Restore it from a copy. {_DAMAGED_LOG_NOTE}"
+            f"Line 1 of {folder / AUDIT_LOG} is damaged or missing. Restore it from a backup. {_DAMAGED_LOG_NOTE}"
         )
     return event
 
 
 def read_recipe_bytes(file: Path) -> tuple[bytes, str]:
-    """A recipe as it is written, and its digest."""
+    """Return the bytes of a recipe file and their digest."""
     try:
         data = file.read_bytes()
     except OSError as error:

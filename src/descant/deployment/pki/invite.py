@@ -1,10 +1,10 @@
-"""An invite: one file by which a party finds the server, is let in there, and knows that it is the right one.
+"""An invite: one file by which a party finds the server, is let in, and verifies the server.
 
-Whoever holds it is the party, because the organiser makes the party's private keys and sends them along; a silo that
-made its own and asked for a signature would spare that, for a second journey of files. So send it by a channel that you
-trust, and compare the authority's fingerprint by another: who can change the file on its way can be the server.
+Anyone who holds the file can act as the party, because it has the party's private keys. (A silo could make its own keys
+and ask for a signature, at the price of a second exchange of files.) So send it over a channel that you trust, and
+compare the authority's fingerprint over another: anyone who can change the file on its way can pose as the server.
 
-The authority has signed all that is in it. It expires with its certificate: that is what the proxy goes by.
+The authority signs the whole invite. It expires with its certificate, which is what the proxy checks.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from .name_checks import check_name, parse_address
 INVITE_VERSION = 1
 _SIGNATURE_PREFIX = b"descant invite 1\n"
 _MAX_INVITE_BYTES = 2**16  # bytes of an invite; it has about 4,000
-_ASK_FOR_NEW = "Ask the organiser for a new one."
-_PARSE_ERRORS = (  # what cryptography makes of bytes that are no certificate or key, and json of those that are no JSON
+_ASK_FOR_NEW = "Ask the server operator for a new one."
+_PARSE_ERRORS = (  # raised by cryptography and json for malformed input
     ValueError,
     TypeError,
     UnsupportedAlgorithm,
@@ -55,21 +55,21 @@ _PARSE_ERRORS = (  # what cryptography makes of bytes that are no certificate or
 
 @dataclass(frozen=True)
 class Invite:
-    """What a party needs to join; all of it is text."""
+    """The contents of an invite; every field is text."""
 
     party: str
     address: str  # host:port of the proxy
     federation: str  # its id
-    recipe: str  # digest of the recipe that was agreed on
+    recipe: str  # digest of the agreed recipe
     authority: str = field(repr=False)  # its certificate, PEM
     certificate: str = field(repr=False)  # the party's, PEM
     key: str = field(repr=False)  # of the certificate, PEM
-    node_key: str = field(repr=False)  # by which Flower knows the party, OpenSSH
-    vault: str = ""  # the fingerprint of the vault that the party seals for; "" where there was none yet
+    node_key: str = field(repr=False)  # identifies the party to Flower, OpenSSH
+    vault: str = ""  # fingerprint of the vault that the party encrypts its coresets for; "" if there was none yet
 
     @property
     def fingerprint(self) -> str:
-        """Of the authority: what both sides compare by telephone or on paper."""
+        """The authority's fingerprint, which both sides compare by telephone or on paper."""
         return fingerprint(x509.load_pem_x509_certificate(self.authority.encode()))
 
     @property
@@ -77,14 +77,14 @@ class Invite:
         return x509.load_pem_x509_certificate(self.certificate.encode()).not_valid_after_utc
 
     def write(self, file: Path, authority: Authority) -> None:
-        """Into a new file that only its owner may read, signed."""
+        """Sign the invite and write it into a new file that only its owner may read."""
         signature = base64.b64encode(authority.sign(self._signed_bytes())).decode()
         content = {"descant": __version__, "invite": INVITE_VERSION, **self._as_dict(), "signature": signature}
         atomic.write_once(file, (json.dumps(content, indent=1) + "\n").encode(), atomic.PRIVATE_MODE)
 
     @classmethod
     def read(cls, file: Path, now: datetime | None = None) -> Invite:
-        """The invite in a file, after everything about it was found to be right."""
+        """Read and verify the invite in a file; raise :class:`TrustError` if anything is wrong with it."""
         data = read_secret_file(
             file, _ASK_FOR_NEW, _MAX_INVITE_BYTES, error_type=TrustError, check=partial(_parse_invite, where=str(file))
         )
@@ -95,15 +95,15 @@ class Invite:
             parse_address(invite.address)
             invite._verify(signature, now or datetime.now(UTC))
         except (PartyError, SettingError, TrustError) as error:
-            raise TrustError(f"The invite {file} is refused: {error}") from None
+            raise TrustError(f"The invite {file} is rejected: {error}") from None
         except _PARSE_ERRORS:
             raise TrustError(
-                f"The invite {file} is refused: it holds a damaged certificate or key. {_ASK_FOR_NEW}"
+                f"The invite {file} is rejected: it has a damaged certificate or key. {_ASK_FOR_NEW}"
             ) from None
         return invite
 
     def unpack(self, folder: Path) -> CredentialFiles:
-        """The keys as files of their own, for those who read them from files; only the owner may."""
+        """Write the keys and the address into separate files that only the owner may read."""
         files = CredentialFiles(folder)
         with write_errors(folder):
             atomic.make_folder(folder, 0o700)
@@ -120,7 +120,7 @@ class Invite:
     def _verify(self, signature: bytes, now: datetime) -> None:
         authority = x509.load_pem_x509_certificate(self.authority.encode())
         if not is_signed_by(self._signed_bytes(), signature, authority):
-            raise TrustError(f"something in it was changed after it was made. {_ASK_FOR_NEW}")
+            raise TrustError(f"it was changed after it was made. {_ASK_FOR_NEW}")
         certificate = x509.load_pem_x509_certificate(self.certificate.encode())
         key = serialization.load_pem_private_key(self.key.encode(), None)
         public_node_key(self.node_key.encode())
@@ -136,13 +136,13 @@ class Invite:
             )
         if now < certificate.not_valid_before_utc:
             raise TrustError(
-                f"it holds from {_format_time(certificate.not_valid_before_utc)} on, and the clock of this machine says "
+                f"it is valid from {_format_time(certificate.not_valid_before_utc)} on, and this machine's clock says "
                 f"{_format_time(now)}. Set the clock."
             )
         if now > certificate.not_valid_after_utc:
             raise TrustError(
-                f"it has expired on {_format_time(certificate.not_valid_after_utc)}, and the clock of this machine says "
-                f"{_format_time(now)}. If the clock is right: ask the organiser for a new one."
+                f"it has expired on {_format_time(certificate.not_valid_after_utc)}, and this machine's clock says "
+                f"{_format_time(now)}. If the clock is right, ask the server operator for a new one."
             )
 
     def _as_dict(self) -> dict[str, str]:
@@ -154,7 +154,7 @@ class Invite:
 
 @dataclass(frozen=True)
 class CredentialFiles:
-    """Where an invite's certificates and keys are, and the address that they are for."""
+    """The files of an unpacked invite: certificates, keys and the server's address."""
 
     folder: Path
 
@@ -180,40 +180,40 @@ class CredentialFiles:
 
     @property
     def party(self) -> str:
-        """Whose certificate it is."""
+        """The name of the party in its certificate."""
         return common_name(x509.load_pem_x509_certificate(self.certificate.read_bytes()))
 
     @property
     def federation(self) -> str:
-        """Whose authority has made it."""
+        """The id of the federation in its authority's certificate."""
         return common_name(x509.load_pem_x509_certificate(self.authority.read_bytes())).removeprefix("descant ")
 
 
 def _parse_invite(data: bytes, where: str) -> tuple[dict[str, str], bytes]:
-    """The texts of an invite and its signature, of which nothing is believed yet."""
-    found: Any = None
+    """Return the fields of an invite and its signature, not yet verified."""
+    parsed: Any = None
     with suppress(*_PARSE_ERRORS):
-        found = json.loads(data)
-    if not isinstance(found, dict) or "invite" not in found:
-        raise TrustError(f"{where} is no invite, or was cut. Give the file that the organiser has sent you, whole.")
-    if found["invite"] != INVITE_VERSION or isinstance(found["invite"], bool):
+        parsed = json.loads(data)
+    if not isinstance(parsed, dict) or "invite" not in parsed:
+        raise TrustError(f"{where} is no invite, or was cut off. Give the whole file from the server operator.")
+    if parsed["invite"] != INVITE_VERSION or isinstance(parsed["invite"], bool):
         raise TrustError(
-            f"{where} is an invite of version {found['invite']!r:.20}, and this Descant {__version__} reads version "
-            f"{INVITE_VERSION}. Use the same Descant as the organiser, who has {found.get('descant')!r:.20}."
+            f"{where} is an invite of version {parsed['invite']!r:.20}, and this Descant {__version__} reads version "
+            f"{INVITE_VERSION}. Use the server operator's version of Descant, {parsed.get('descant')!r:.20}."
         )
     wanted = {one.name for one in fields(Invite)} | {"signature"}
-    content = {key: value for key, value in found.items() if key not in ("descant", "invite")}
+    content = {key: value for key, value in parsed.items() if key not in ("descant", "invite")}
     invalid = sorted(wanted ^ content.keys()) or sorted(
         key for key, value in content.items() if not isinstance(value, str)
     )
     if invalid:
         raise TrustError(
-            f"The invite {where} is refused: its {invalid[0]!r:.40} is missing, or not what it must be. {_ASK_FOR_NEW}"
+            f"The invite {where} is rejected: its {invalid[0]!r:.40} is missing or invalid. {_ASK_FOR_NEW}"
         )
     try:
         signature = base64.b64decode(content.pop("signature"), validate=True)
     except _PARSE_ERRORS:
-        raise TrustError(f"The invite {where} is refused: its signature is damaged. {_ASK_FOR_NEW}") from None
+        raise TrustError(f"The invite {where} is rejected: its signature is damaged. {_ASK_FOR_NEW}") from None
     return content, signature
 
 

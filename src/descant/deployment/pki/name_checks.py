@@ -1,4 +1,4 @@
-"""Names that go into certificates, files and configurations: what cannot be mistaken for anything else."""
+"""Checks of names and addresses that go into certificates, files and configurations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOST_LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 
 
 def check_name(name: str) -> str:
-    """The name of a party, if a certificate, a file and a log can all hold it as it is.
+    """Return a party's name, or raise unless it is safe in a certificate, a file name and a log.
 
     >>> check_name("north-2")
     'north-2'
@@ -31,7 +31,7 @@ def check_name(name: str) -> str:
 
 
 def parse_ip(host: str) -> IPv4Address | IPv6Address | None:
-    """The address that a host is given by, if it is one; else it is a name."""
+    """Return the IP address that a host is given by, or None for a host name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -39,7 +39,7 @@ def parse_ip(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
-    """Host names or addresses by which parties reach the server; at least one."""
+    """Return the hosts, or raise unless they are at least one valid host name or address."""
     for host in hosts:
         labels = host.removesuffix(".").split(".")
         if parse_ip(host) is None and (len(host) > 253 or not all(_HOST_LABEL.fullmatch(label) for label in labels)):
@@ -48,23 +48,23 @@ def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
                 f"Got {host!r:.80}."
             )
         if getattr(parse_ip(host), "scope_id", None):
-            raise SettingError(f"The address {host!r} holds on one machine only: give it without '%'.")
+            raise SettingError(f"The address {host!r} is valid on one machine only: give it without '%'.")
     if not hosts:
-        raise SettingError("There must be at least one host by which parties reach the server. Got none.")
+        raise SettingError("There must be at least one host at which parties reach the server. Got none.")
     return tuple(hosts)
 
 
 def join_address(host: str, port: int) -> str:
-    """Host and port in one.
+    """Return host and port as one string.
 
-    >>> address("fl.example.org", 8443), address("::1", 8443)
+    >>> join_address("fl.example.org", 8443), join_address("::1", 8443)
     ('fl.example.org:8443', '[::1]:8443')
     """
     return f"[{host}]:{port}" if isinstance(parse_ip(host), IPv6Address) else f"{host}:{port}"
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """The host and the port of what :func:`address` has made."""
+    """Return the host and the port of an address from :func:`join_address`."""
     host, _, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:

@@ -1,16 +1,16 @@
-"""The roster: the organiser's folder, and who may take part in the federation.
+"""The roster: the server folder, and the parties that may take part in the federation.
 
-    server/recipe.toml     what was agreed on, as it was given
-    server/audit.jsonl     who was invited, has joined and was revoked, in lines that cannot be changed unseen
+    server/recipe.toml     a copy of the agreed recipe
+    server/audit.jsonl     the log of invitations, joins and revocations; edits of it are detected
     server/roster.json     the same as a table, for people and programs to read
-    server/keys/           the authority (ca), the server's certificate, and the list of those that were revoked
-    server/run/            what belongs to the run
+    server/keys/           the authority (ca), the server's certificate, and the revocation list
+    server/run/            the files of the run
 
-A change counts once its line is in the log. The table and the list of revoked certificates follow from it: they are
-made anew whenever they say something else, after a kill, too. So an edit of the table changes nothing.
+A change counts once its line is in the log. The table and the revocation list are derived from the log and rewritten
+whenever they differ from it, also after a kill. So an edit of the table changes nothing.
 
-The private keys of parties are not kept here, only in their invites. The authority's is, because to invite and to
-revoke need it: whoever may read `keys/` can let in whom he wants, and write the log anew.
+The parties' private keys are only in their invites. The authority's key is here, because invitations and revocations
+need it: anyone who can read `keys/` can let in parties and rewrite the log.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from .name_checks import check_name
 
 @dataclass(frozen=True)
 class RosterEntry:
-    """A party, as the log has it."""
+    """A party's latest state in the log."""
 
     name: str
     state: str  # "invited", "joined" or "revoked"
@@ -61,12 +61,12 @@ class RosterEntry:
     fingerprint: str  # of its certificate
     node_key: str  # the public half, as Flower registers it
     expires: str
-    machine: str  # where it has joined from
+    machine: str  # id of the machine that it joined from
 
 
 @dataclass(frozen=True)
 class RosterVerification:
-    """What was found to be in order. The last line's number and seal, noted elsewhere, are for `verify` later."""
+    """The outcome of a verification; the last line's number and seal, kept elsewhere, anchor a later one."""
 
     lines: int
     seal: str
@@ -74,7 +74,7 @@ class RosterVerification:
 
 
 class Roster:
-    """The organiser's folder. Several processes may use it; each has it to itself for moments."""
+    """The server folder; several processes may use it, each under a short lock."""
 
     def __init__(self, folder: str | Path, operator: str = "") -> None:
         self.folder = Path(folder)
@@ -86,12 +86,12 @@ class Roster:
         self.address = creation["address"]
         self.recipe = creation["recipe"]
         self._invite_days = int(creation["invite_days"])
-        self.recipe_folder = Path(creation.get("home", self.folder))  # where the recipe was
+        self.recipe_folder = Path(creation.get("home", self.folder))  # where the recipe came from
         self.authority = Authority.read(self.keys_folder)
         self._audit = open_audit_log(self.folder, self.authority, self.federation)
         if fingerprint(self.authority.certificate) != creation["authority"]:
             raise StateError(
-                f"{self.keys_folder} holds another authority than {self.folder} was made with. Restore it."
+                f"{self.keys_folder} holds another authority than the one that {self.folder} was made with. Restore it."
             )
         with self._locked():
             pass
@@ -104,7 +104,7 @@ class Roster:
         terms: FederationTerms = FederationTerms(),  # noqa: B008  a frozen value
         operator: str = "",
     ) -> Roster:
-        """A new federation in a new or empty folder: its keys, a copy of the recipe, and nobody invited yet."""
+        """Create a federation in a new or empty folder: its keys and a copy of the recipe, without parties."""
         create_federation(Path(folder), Path(recipe), terms, operator=operator or current_user())
         return cls(folder, operator)
 
@@ -113,13 +113,13 @@ class Roster:
 
     @property
     def fingerprint(self) -> str:
-        """Of the authority: what parties compare with their invites', by telephone or on paper."""
+        """The authority's fingerprint, which parties compare with their invites by telephone or on paper."""
         return fingerprint(self.authority.certificate)
 
     def invite(self, name: str, file: str | Path, days: int | None = None, vault: str = "") -> Invite:
-        """Let a party of this name in, and write its invite into a new file, which holds the only copy of its keys.
+        """Invite a party and write its invite, with the only copy of its keys, into a new file.
 
-        `vault` is the fingerprint of the vault that it seals for, if there is one: the invite says it.
+        `vault` is the fingerprint of the vault that the party encrypts its coresets for; "" if there is none.
         """
         check_settings(FederationTerms(invite_days=self._invite_days if days is None else days))
         path = Path(file)
@@ -128,11 +128,11 @@ class Roster:
             latest = self._audit.latest_events.get(check_name(name))
             if latest is not None and latest["event"] != "revoked":
                 raise PartyError(
-                    f"Party {name!r} was invited on {latest['invited']:.10} already. If its invite is lost or in wrong "
-                    f"hands, revoke it, and invite it again: descant server revoke {self.folder} {name}"
+                    f"Party {name!r} was already invited on {latest['invited']:.10}. If its invite was lost or stolen, "
+                    f"revoke it and invite the party again: descant server revoke {self.folder} {name}"
                 )
             if path.exists() or path.is_symlink() or not path.parent.is_dir():
-                raise StateError(f"{path} must be a new file in a folder that exists. Give another for the invite.")
+                raise StateError(f"{path} must be a new file in an existing folder. Give another file for the invite.")
             invite, certificate_fields = self._make_invite(name, days or self._invite_days, vault)
             self._record_event("invited", name, certificate_fields, revoked=_revoked_serials(latest))
             with write_errors(path.parent), self._revoke_on_failure(name):
@@ -140,13 +140,13 @@ class Roster:
             return invite
 
     def record_join(self, name: str, machine: str) -> RosterEntry:
-        """Note that a party has joined, and from where: an invite that is used in a second place is refused, and noted.
+        """Record that a party has joined; reject and log the use of its invite on a second machine.
 
-        `machine` is what the silo has drawn by chance when it first ran there, not something that others know of it:
-        so what is refused is told without it. The log has both.
+        `machine` is a random id that the silo drew when it first ran there. It is secret, so an error does not show it;
+        the log has both ids.
         """
         if not machine.isprintable() or not 1 <= len(machine) <= 128:
-            raise SettingError(f"The mark of a machine has 1 to 128 printable characters. Got {machine!r:.80}.")
+            raise SettingError(f"A machine id has 1 to 128 printable characters. Got {machine!r:.80}.")
         with self._locked():
             latest = self._latest_event(name)
             if latest["event"] == "revoked":
@@ -155,40 +155,40 @@ class Roster:
             if known_machine is not None and known_machine != machine:
                 self._audit.add("rejected", party=name, machine=machine, who=self._operator)
                 raise PartyError(
-                    f"Party {name!r} has joined from another machine, or another folder: its invite is used in two "
-                    "places. If it has moved, or the invite is in wrong hands, the organiser must revoke it and invite "
-                    f"it again: descant server revoke DIR {name}"
+                    f"Party {name!r} has joined from another machine or folder: its invite is used in two places. If "
+                    "it has moved, or the invite was stolen, the server operator must revoke it and invite the party "
+                    f"again: descant server revoke DIR {name}"
                 )
             if known_machine is None:
                 self._record_event("joined", name, latest, machine=machine)
             return _roster_entry(self._audit.latest_events[name])
 
     def revoke(self, name: str) -> RosterEntry:
-        """Let a party in no more: its certificate is on the list that the proxy reads. Tell the proxy to read it."""
+        """Revoke a party by putting its certificate on the proxy's revocation list; the proxy must then reload it."""
         with self._locked():
             latest = self._latest_event(name)
             if latest["event"] == "revoked":
-                raise PartyError(f"Party {name!r} was revoked on {latest['at']:.10} already.")
+                raise PartyError(f"Party {name!r} was already revoked on {latest['at']:.10}.")
             self._record_event("revoked", name, latest)
             return _roster_entry(self._audit.latest_events[name])
 
     def check_recipe(self) -> None:
-        """Raise StateError if the recipe was changed after it was agreed on."""
+        """Raise StateError if the recipe was changed after the federation was created."""
         if read_recipe_bytes(self.folder / RECIPE_FILE)[1] != self.recipe:
             raise StateError(
-                f"{self.folder / RECIPE_FILE} was changed after the federation was made, and its parties have agreed to "
-                "what it said. Restore it, or make a new server for the new recipe."
+                f"{self.folder / RECIPE_FILE} was changed after the federation was made, and its parties agreed to the "
+                "old one. Restore it, or make a new server for the new recipe."
             )
 
     def parties(self) -> list[RosterEntry]:
-        """Everybody who was ever invited, by name."""
+        """Return all parties that were ever invited, sorted by name."""
         with self._locked():
             return self._entries()
 
     def verify(self, line: int = 0, seal: str = "") -> RosterVerification:
-        """Check the log from its first line on, the recipe and the keys; then log that.
+        """Verify the whole log, the recipe and the keys, and log the verification.
 
-        A line and its seal that were noted elsewhere show whether the folder was put back to an older copy.
+        A line number and its seal, kept elsewhere, reveal a folder that was replaced by an older copy.
         """
         with self._locked():
             self._audit.verify_all(line, seal)
@@ -199,17 +199,21 @@ class Roster:
             )
 
     def _make_invite(self, name: str, days: int, vault: str) -> tuple[Invite, dict[str, Any]]:
-        """A party's invite, and what the roster keeps of it."""
+        """Return a party's invite, and the fields of it that the log keeps."""
         pair = self.authority.issue_party_certificate(name, days)
         node = new_node_key()
         certificate = x509.load_pem_x509_certificate(pair.certificate)
-        federation_fields = (
-            self.address,
-            self.federation,
-            self.recipe,
-            (self.keys_folder / f"{AUTHORITY_NAME}.crt").read_text(),
+        invite = Invite(
+            party=name,
+            address=self.address,
+            federation=self.federation,
+            recipe=self.recipe,
+            authority=(self.keys_folder / f"{AUTHORITY_NAME}.crt").read_text(),
+            certificate=pair.certificate.decode(),
+            key=pair.key.decode(),
+            node_key=node.decode(),
+            vault=vault,
         )
-        invite = Invite(name, *federation_fields, pair.certificate.decode(), pair.key.decode(), node.decode(), vault)
         certificate_fields = {
             "serial": serial(certificate),
             "fingerprint": fingerprint(certificate),
@@ -221,7 +225,7 @@ class Roster:
 
     @contextmanager
     def _revoke_on_failure(self, name: str) -> Iterator[None]:
-        """An invite that could not be written is nobody's."""
+        """Revoke a party if its invite cannot be written."""
         try:
             yield
         except OSError:
@@ -229,7 +233,7 @@ class Roster:
             raise
 
     def _record_event(self, event: str, name: str, party_fields: Mapping[str, Any], **extra: Any) -> None:
-        """A line that says all there is of a party, and what follows from it."""
+        """Log an event with all fields of its party, and update the derived files."""
         carried = ("serial", "fingerprint", "node_key", "expires", "invited", "machine", "revoked")
         selected = {key: value for key, value in party_fields.items() if key in carried}
         self._audit.add(event, party=name, who=self._operator, **{**selected, **extra})
@@ -245,7 +249,7 @@ class Roster:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """While no other process is at the folder, and after what one that died has left was put in order."""
+        """Hold the folder's lock, after finishing the changes of a process that died."""
         with write_errors(self.folder):
             lock = FolderLock(self.folder / LOCK_FILE, LOCK_TIMEOUT)
             try:
@@ -256,7 +260,7 @@ class Roster:
                 lock.release()
 
     def _update_derived_files(self) -> None:
-        """The list of revoked certificates and the table say what the log says."""
+        """Rewrite the revocation list and the table if they differ from the log."""
         revoked = {one: at for event in self._audit.latest_events.values() for one, at in _revoked_serials(event)}
         if self.authority.read_revoked_serials(self.keys_folder / REVOCATION_FILE) != revoked.keys():
             revoked_at = {one: datetime.fromisoformat(at) for one, at in revoked.items()}
@@ -271,7 +275,7 @@ class Roster:
 
 
 def _revoked_serials(event: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """The serials of all certificates that a party had and that count no more, and since when."""
+    """Return the serials and revocation times of all revoked certificates of a party."""
     if event is None:
         return []
     newly_revoked = [(event["serial"], event["at"])] if event["event"] == "revoked" else []

@@ -1,4 +1,4 @@
-"""The organiser of a federation whose parties are on machines of their own."""
+"""The server of a federation whose parties are silos."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Who has come: parties are introduced to one another's recipe before any of them is given work."""
+"""Handshakes: a party must show that it fits the recipe before it gets tasks."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from ..silo.outgoing_fields import CUSTOM_LOSS, FORGET_REQUEST
 from ..silo.silo_worker import REASON, ROUNDS
 from .row_erasure import NOTHING_HELD
 
-_HANDSHAKE_TIMEOUT = 600.0  # that a party has to introduce itself: it reads its data first
-_GOODBYE_TTL = 30.0  # that a party has to fetch why it is not wanted: another that comes for it later is not meant
-_SHUTDOWN_TIMEOUT = 10.0  # in which all should have heard that it is over
-_POLL_INTERVAL = 0.1
-_MAX_REPLY_BYTES = 2**16  # bytes of an introduction
+_HANDSHAKE_TIMEOUT = 600.0  # seconds for a party to reply: it reads its data first
+_GOODBYE_TTL = 30.0  # seconds for a party to fetch a goodbye; later it could reach another session
+_SHUTDOWN_TIMEOUT = 10.0  # seconds in which all parties should have fetched their goodbye
+_POLL_INTERVAL = 0.1  # seconds
+_MAX_REPLY_BYTES = 2**16
 
 
 class HandshakeTransport:
-    """A post that knows whom it carries letters to: only a party that has introduced itself, and fits, is there.
+    """A transport on which only parties with an accepted handshake count as connected.
 
-    Whoever comes again is introduced again: it may be another machine, or have lost what it kept. `text` is the recipe
-    as it was written, which parties compare with what they were invited to.
+    Each new session needs a new handshake: it may be another machine, or have lost its state. `recipe_text` is the text
+    of the recipe file, which parties compare with their invite.
     """
 
     def __init__(
@@ -71,39 +71,41 @@ class HandshakeTransport:
             MODEL_SUMMARY: layout_summary(net.layout),
             "version": __version__,
         }
-        self._pending: dict[str, tuple[str, str]] = {}  # letters that are out, by their number: to whom, and its mark
-        self._seen_sessions: dict[str, str] = {}  # the marks of those that were introduced, or refused
+        self._pending: dict[str, tuple[str, str]] = {}  # by message id: party and session id of an open handshake
+        self._seen_sessions: dict[str, str] = {}  # by party: the session that was accepted or rejected last
         self._accepted: set[str] = set()
         self.data_descriptions: dict[str, Mapping[str, Any]] = {}
-        self.common_form: Mapping[
-            str, Any
-        ] = {}  # what all have in common, once a training has begun: whoever comes must, too
-        self.notified: set[str] = set()  # who was told that it is over
-        self.forgotten: dict[str, str] = {}  # who has wished for it and not come back since, and that it has
+        self.common_form: Mapping[str, Any] = {}  # fields that every party must share, once the training has begun
+        self.notified: set[str] = set()  # parties that were told that the training is over
+        self.forgotten: dict[str, str] = {}  # by party that asked to be forgotten and has not rejoined: the reason
 
     def connected_parties(self) -> dict[str, str]:
-        """Who is there and was introduced; whoever has come is asked who it is."""
+        """Return the accepted parties with their session ids, after processing open handshakes.
+
+        New sessions are sent a handshake.
+        """
         self._check_access()
         sessions = self._transport.connected_parties()
-        for disconnected in (
-            () if self.common_form else self._accepted - sessions.keys()
-        ):  # nobody need be like it, and others may come first
-            self._accepted.discard(disconnected)
-            self._seen_sessions.pop(disconnected)
+        if not self.common_form:  # before the training, parties need not be like one that has disconnected
+            for disconnected in self._accepted - sessions.keys():
+                self._accepted.discard(disconnected)
+                self._seen_sessions.pop(disconnected)
         pending = set(self._pending.values())
         for party, session_id in sorted(sessions.items()):
             if self._seen_sessions.get(party) != session_id and (party, session_id) not in pending:
                 self._send_handshake(party, session_id)
-        for message_id, payload in (
-            self._transport.fetch_replies(tuple(self._pending), _MAX_REPLY_BYTES).items() if self._pending else ()
-        ):
-            self._handle_reply(*self._pending.pop(message_id), payload)
-        known = {party: mark for party, mark in sessions.items() if party in self._accepted}
-        return {party: mark for party, mark in known.items() if self._seen_sessions.get(party) == mark}
+        if self._pending:
+            for message_id, payload in self._transport.fetch_replies(tuple(self._pending), _MAX_REPLY_BYTES).items():
+                self._handle_reply(*self._pending.pop(message_id), payload)
+        return {
+            party: session_id
+            for party, session_id in sessions.items()
+            if party in self._accepted and self._seen_sessions.get(party) == session_id
+        }
 
     def _send_handshake(self, party: str, session_id: str) -> None:
         payload = pack(Task(party, 0, "handshake", arrays={}, settings=self._handshake, deadline=_HANDSHAKE_TIMEOUT))
-        with suppress(UndeliveredError):  # it has gone again
+        with suppress(UndeliveredError):  # it has disconnected again
             self._pending[self._transport.send(party, payload, _HANDSHAKE_TIMEOUT)] = (party, session_id)
 
     def _handle_reply(self, party: str, session_id: str, payload: MessageBytes | UndeliveredError) -> None:
@@ -115,62 +117,56 @@ class HandshakeTransport:
             if isinstance(payload, UndeliveredError):
                 raise EngineError(str(payload))
             if len(payload) > _MAX_REPLY_BYTES:
-                raise EngineError(f"its answer has {len(payload)} bytes")
+                raise EngineError(f"its reply has {len(payload)} bytes")
             reply = unpack(payload, Reply, MessageLimits.for_tensors(()))
             if FORGET_REQUEST in reply.metrics:
                 self._handle_forget_request(party, str(reply.metrics[FORGET_REQUEST]))
                 return
             self.data_descriptions[party] = self._validate_reply(party, reply)
         except (DescantError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            self._log(f"{party} has come, and cannot take part: {printable(str(error))}")
-            is_server_fault = isinstance(error, StateError | VaultError)  # its text would name files of the server
-            self._send_goodbye(
-                party, {REASON: "the server has trouble of its own" if is_server_fault else printable(str(error))}
-            )
+            self._log(f"{party} has connected and cannot take part: {printable(str(error))}")
+            is_server_fault = isinstance(error, StateError | VaultError)  # its text names files of the server
+            reason = "an internal error of the server" if is_server_fault else printable(str(error))
+            self._send_goodbye(party, {REASON: reason})
             return
         self._accepted.add(party)
         self.forgotten.pop(party, None)
-        self._log(f"{party} has come, with {summarize_description(self.data_descriptions[party])}.")
+        self._log(f"{party} has connected with {summarize_description(self.data_descriptions[party])}.")
 
     def _handle_forget_request(self, party: str, machine: str) -> None:
-        """A party wishes to be forgotten, from where it has joined: its rows go, and nobody waits for it any more."""
+        """Forget a party at its own request, from its own machine: erase its rows, and stop waiting for it."""
         self._record_join(party, machine)
         outcome = self._erase_rows(party)
-        self.forgotten[party] = "it was forgotten, as it wished"
-        self._log(f"{party} wishes to be forgotten: {outcome}.")
+        self.forgotten[party] = "it was forgotten at its own request"
+        self._log(f"{party} asks to be forgotten: {outcome}.")
         self._send_goodbye(party, {REASON: outcome, FORGOTTEN: True})
 
     def _send_goodbye(self, party: str, settings: Mapping[str, Any]) -> bool:
-        """Nobody waits for work that never comes: whoever cannot take part is told why, if it is still there."""
+        """Send a party a goodbye, so that it does not wait for tasks; return whether it was sent."""
+        payload = pack(Task(party, 0, "goodbye", arrays={}, settings=settings))
         with suppress(UndeliveredError):
-            self.discard(
-                [
-                    self._transport.send(
-                        party, pack(Task(party, 0, "goodbye", arrays={}, settings=settings)), _GOODBYE_TTL
-                    )
-                ]
-            )
+            self.discard([self._transport.send(party, payload, _GOODBYE_TTL)])
             return True
         return False
 
     def send_goodbyes(self, parties: Collection[str], rounds: int) -> None:
-        """The training is over, and these are told so."""
+        """Tell these parties that the training is over."""
         self.notified |= {party for party in parties if self._send_goodbye(party, {ROUNDS: rounds})}
 
     def shutdown(self, rounds: int) -> None:
-        """Whoever is still there is told that it is over; who is slow to hear it is not waited for."""
+        """Tell all connected parties that the training is over, and wait a short time for them to disconnect."""
         self.send_goodbyes(self._transport.connected_parties().keys() - self.notified, rounds)
         stop_at = time.monotonic() + _SHUTDOWN_TIMEOUT
         while self._transport.connected_parties() and time.monotonic() < stop_at:
             time.sleep(_POLL_INTERVAL)
 
     def _validate_reply(self, party: str, reply: Reply) -> Mapping[str, Any]:
-        """What a party says of its data, if it fits; what is wrong is told to it, and so names nobody else."""
+        """Return a party's data description if it fits; else raise an error that names no other party."""
         if reply.status != "ok" or reply.kind != "handshake" or reply.party != party:
             raise EngineError(reply.reason or f"it answered as {reply.party!r:.40}")
         _check_same(reply.metrics, {"layout": self._handshake["layout"], "version": __version__})
         if reply.metrics.get("loss") not in (CUSTOM_LOSS, self._loss_name):
-            loss_file_name = self._loss_name.rpartition("/")[2]  # where the organiser's file lies is nobody's business
+            loss_file_name = self._loss_name.rpartition("/")[2]  # without the server's folders
             raise EngineError(
                 f"its loss is {reply.metrics.get('loss')!r:.80}, and the federation's is {loss_file_name}."
             )
@@ -183,10 +179,10 @@ class HandshakeTransport:
         return description
 
     def _check_model_accepts(self, party: Any) -> None:
-        """Raise unless model and loss take what a party of this form has.
+        """Raise unless model and loss accept data of this form.
 
-        They are anybody's code, and may raise anything. A solver of parties that have no rows says itself whether this
-        is one, and whether the model can act there.
+        They may be user code and may raise anything. For parties without rows, the solver itself checks the party and
+        the model.
         """
         row = self.net.copy_initial_row()
         size = self.net.layout.trainable_width
@@ -200,18 +196,18 @@ class HandshakeTransport:
         except DescantError:
             raise
         except Exception as error:
-            raise EngineError(f"model and loss do not take what it has: {type(error).__name__}: {error}") from error
+            raise EngineError(f"model and loss do not accept its data: {type(error).__name__}: {error}") from error
 
     def wait_for_quorum(
         self, at_least: int, at_most: Callable[[], float] = lambda: math.inf
     ) -> dict[str, Mapping[str, Any]]:
-        """Wait until so many have been introduced, or as many as can come; what they say of themselves.
+        """Wait for `at_least` accepted parties, or for `at_most` if fewer can come; return their data descriptions.
 
-        Whoever comes from then on must be like them.
+        Parties that come later must have the same form.
         """
         last_message = ""
         while len(connected := self.connected_parties()) < (wanted := max(1, min(at_least, at_most()))):
-            message = f"{len(connected)} of {wanted} parties are there. Waiting."
+            message = f"{len(connected)} of {wanted} parties are connected. Waiting."
             if message != last_message:
                 self._log(message)
                 last_message = message
@@ -221,7 +217,7 @@ class HandshakeTransport:
         return descriptions
 
     def wait_for(self, parties: Collection[str], timeout: float) -> None:
-        """Wait until these are there, for so long at most."""
+        """Wait until these parties are connected, or until the timeout."""
         stop_at = time.monotonic() + timeout
         while set(parties) - self.connected_parties().keys() and time.monotonic() < stop_at:
             time.sleep(_POLL_INTERVAL)

@@ -1,4 +1,4 @@
-"""Who is there: noted while the server runs, for `descant server status`, which may ask when it does not."""
+"""Presence of parties, recorded while the server runs, so that `descant server status` can read it at any time."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ..pki.roster import Roster, RosterEntry
 from .training_session import read_notified
 
 _PRESENCE_FILE = "presence.json"
-_WRITE_INTERVAL = 10.0  # seconds after which it is written though nothing has changed but the time
+_WRITE_INTERVAL = 10.0  # seconds after which the file is rewritten for the times alone
 _CONNECTED = "connected"
 _DISCONNECTED = "disconnected"
 _LEFT = "left"
-_FINISHED = "finished"  # it was told that the training is over, and has its models
+_FINISHED = "finished"  # it was told that the training is over and has its models
 
 
 @dataclass(frozen=True)
 class PresenceRecord:
-    """A party, as it was last seen."""
+    """The last known presence of a party."""
 
     presence: str
-    last_seen: str  # when it was last there, in UTC
+    last_seen: str  # UTC
 
 
 class PresenceRecorder:
-    """A post that notes in a folder who is there; a note that cannot be written ends nothing."""
+    """A transport that records the presence of parties in a folder; a failed write is ignored."""
 
     def __init__(self, transport: ServerTransport, folder: Path) -> None:
         self._transport = transport
@@ -46,7 +46,7 @@ class PresenceRecorder:
         self._write()
 
     def connected_parties(self) -> Mapping[str, str]:
-        """Who can be reached now."""
+        """Return the connected parties, and record them."""
         sessions = self._transport.connected_parties()
         departed = self._transport.departed_parties()
         before = self._records
@@ -83,7 +83,7 @@ class PresenceRecorder:
 
 
 def _absence_state(record: PresenceRecord) -> str:
-    """What a party is when it is not there: who has left has, until it comes again."""
+    """Return the state of a party that is not connected: one that has left stays "left" until it reconnects."""
     return record.presence if record.presence == _LEFT else _DISCONNECTED
 
 
@@ -92,19 +92,19 @@ def _presence_states(records: Mapping[str, PresenceRecord]) -> dict[str, str]:
 
 
 def read_presence(folder: Path) -> dict[str, PresenceRecord]:
-    """Who was ever there, as a server's folder for runs has it; nobody where it cannot be read."""
+    """Read the presence of all parties ever seen; empty if the file cannot be read."""
     with suppress(OSError, ValueError, TypeError, AttributeError):
         return {name: PresenceRecord(**one) for name, one in json.loads((folder / _PRESENCE_FILE).read_text()).items()}
     return {}
 
 
 def connected_in(folder: Path) -> set[str]:
-    """Who of them was there when that was last noted."""
+    """Return the parties that were connected at the last record."""
     return {name for name, one in read_presence(folder).items() if one.presence == _CONNECTED}
 
 
 def party_statuses(roster: Roster, is_running: bool) -> dict[str, dict[str, str | None]]:
-    """Each party of a roster: where it is now, if the server runs, or was last; and when it was last heard of."""
+    """Return each party's presence, now or when the server last ran, and when it was last seen."""
     records = read_presence(roster.run_folder)
     notified = read_notified(roster.run_folder)
     return {
@@ -116,7 +116,7 @@ def party_statuses(roster: Roster, is_running: bool) -> dict[str, dict[str, str 
 def _party_status(
     entry: RosterEntry, record: PresenceRecord | None, running: bool, is_finished: bool
 ) -> dict[str, str | None]:
-    if entry.state != "joined":  # by this invite it has never come, or comes no more
+    if entry.state != "joined":  # it has never joined by this invite, or was revoked
         return {"presence": entry.state, "last_seen": record.last_seen if record and entry.state == "revoked" else None}
     record = record or PresenceRecord(_DISCONNECTED, entry.since)
     presence = f"was {_CONNECTED}" if record.presence == _CONNECTED and not running else record.presence

@@ -1,7 +1,7 @@
-"""`descant server start`: a SuperLink, a proxy before it, and the driver, which does our own rounds through them.
+"""`descant server start`: a SuperLink, a proxy in front of it, and the driver, which runs the rounds through them.
 
-The run's folder is the truth. Whatever is killed, the same command goes on behind the last round that was acknowledged:
-the SuperLink holds nothing that is not asked for again, and parties answer a letter twice in the same way.
+All state is in the run folder. After any kill the same command continues after the last committed round: the driver
+sends again whatever the SuperLink lost, and a party gives the same reply to a task that comes twice.
 """
 
 from __future__ import annotations
@@ -46,29 +46,30 @@ from .training_session import MEMORY_BUDGET, TrainingSession, completed_rounds, 
 
 _SECRET = "driver.secret"
 _LOCK = ".lock"
-_RESTART_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before a SuperLink or an nginx that died is started anew
-_RECONNECT_TIMEOUT = 10.0  # seconds in which parties that were there are to be back after that
-# Both, whichever it was: a SuperLink that lives on would hold the places of parties that have lost their line.
+_RESTART_DELAYS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # seconds before the restarts of a dead SuperLink or nginx
+_RECONNECT_TIMEOUT = 10.0  # seconds for connected parties to reconnect after a restart
+# Both restart together: a living SuperLink would keep the places of parties that have lost their connection.
 _BOTH_PROCESSES = "The SuperLink and nginx"
 
 
 @dataclass(frozen=True)
 class FederationServer:
-    """One federation, from its folder."""
+    """The server of one federation, from its folder."""
 
     folder: Path
     limits: WaitLimits
     log: Callable[[str], None] = print
 
     def run_to_completion(self) -> dict[str, Any]:
-        """Serve until all rounds of the recipe are done; a SuperLink or an nginx that dies is replaced."""
+        """Serve until all rounds of the recipe are done, restarting a SuperLink or an nginx that dies."""
         check_settings(self.limits, "server start")
         roster = Roster(self.folder.resolve())
         recipe = read_recipe(self.folder / RECIPE_FILE, roster.recipe_folder)
         roster.check_recipe()
         settings = check_servable(recipe, True, list(read_descriptions(roster.run_folder) or _admitted_keys(roster)))
         check_quorum_is_private(recipe.algorithm(), self.limits.quorum)
-        lock = FolderLock(roster.run_folder / _LOCK, advice=f"It serves already: descant server status {self.folder}")
+        advice = f"It is already served: descant server status {self.folder}"
+        lock = FolderLock(roster.run_folder / _LOCK, advice=advice)
         try:
             save_start_options(self.folder, self.limits)
             return self._serve_with_restarts(roster, recipe, settings)
@@ -81,28 +82,26 @@ class FederationServer:
         rounds_done = completed_rounds(roster.run_folder)
         reconnecting = set[str]()
         while True:
-            upstream_port = free_port()  # anew: another process may have taken it since
+            upstream_port = free_port()  # a new one: another process may have taken the old one
             try:
                 with (
                     Proxy.for_address(upstream_port, roster.address).start(self.folder) as proxy,
                     run_superlink(self._superlink_credentials(roster), upstream_port, roster.run_folder),
                 ):
                     return self._drive(roster, recipe, settings, f"{LOOPBACK}:{upstream_port}", proxy, reconnecting)
-            except PeerUnavailable as why:
-                reconnecting = reconnecting or connected_in(
-                    roster.run_folder
-                )  # no round is to begin without them for a fault that was ours
-                if (
-                    now := completed_rounds(roster.run_folder)
-                ) > rounds_done:  # it was not always so: it may die as often once more
+            except PeerUnavailable as error:
+                # A fault of the server must not make the next round begin without these parties.
+                reconnecting = reconnecting or connected_in(roster.run_folder)
+                rounds_now = completed_rounds(roster.run_folder)
+                if rounds_now > rounds_done:  # progress resets the number of allowed restarts
                     delays = list(_RESTART_DELAYS)
-                    rounds_done = now
+                    rounds_done = rounds_now
                 if not delays:
                     times = f"{len(_RESTART_DELAYS)} times in a row, and died before a round was done"
                     raise EngineError(
-                        f"{_BOTH_PROCESSES} were started anew {times}: {why}. See {roster.run_folder}."
-                    ) from why
-                self.log(f"{why}. {_BOTH_PROCESSES} are started anew, and the round is done again.")
+                        f"{_BOTH_PROCESSES} were restarted {times}: {error}. See {roster.run_folder}."
+                    ) from error
+                self.log(f"{error}. {_BOTH_PROCESSES} are restarted, and the round is repeated.")
                 time.sleep(delays.pop(0))
 
     def _superlink_credentials(self, roster: Roster) -> SuperLinkCredentials:
@@ -124,10 +123,10 @@ class FederationServer:
         proxy: RunningProxy,
         reconnecting: Collection[str],
     ) -> dict[str, Any]:
-        """Rounds of the run, until they are done."""
+        """Run the remaining rounds over a SuperLink at this address."""
         keys = _admitted_keys(roster)
         if not keys:
-            raise StateError(f"Nobody is invited yet: descant server invite {self.folder} NAME")
+            raise StateError(f"No party is invited yet: descant server invite {self.folder} NAME")
         credentials = self._superlink_credentials(roster)
         with closing(
             FlowerServerTransport(
@@ -177,7 +176,7 @@ class FederationServer:
 
 
 class AccessMonitor:
-    """Who is let in, as the roster has it: looked at while the server runs."""
+    """Applies changes of the roster while the server runs."""
 
     def __init__(self, proxy: RunningProxy, roster: Roster, transport: FlowerServerTransport) -> None:
         self._proxy = proxy
@@ -186,7 +185,7 @@ class AccessMonitor:
         self._last_roster = b""
 
     def refresh(self) -> None:
-        """Is the proxy alive, and was somebody invited or revoked meanwhile?"""
+        """Raise if the proxy is dead, and let in the parties of a changed roster."""
         table = (self._roster.folder / ROSTER_FILE).read_bytes()
         try:
             changed = self._proxy.reload_if_revoked()
@@ -201,22 +200,22 @@ class AccessMonitor:
 
 
 def serving_process(roster: Roster) -> str:
-    """Which process serves a federation now, and since when; "" if none does."""
+    """Return the process that serves a federation, and since when; "" if there is none."""
     return lock_holder(roster.run_folder / _LOCK)
 
 
 def _admitted_keys(roster: Roster) -> dict[str, bytes]:
-    """The keys of all who may take part."""
+    """Return the public node keys of all parties that may take part."""
     return {entry.name: entry.node_key.encode() for entry in roster.parties() if entry.state != "revoked"}
 
 
 def revoked_parties(roster: Roster) -> dict[str, str]:
-    """Who may take part no more, and why."""
+    """Return the revoked parties, each with the reason for the log."""
     return {entry.name: "it was revoked" for entry in roster.parties() if entry.state == "revoked"}
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses."""
+    """Return a free port on loopback."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

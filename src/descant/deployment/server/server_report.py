@@ -1,4 +1,4 @@
-"""The organiser's page of a federation's training: what parties said of it, because no data of theirs are here."""
+"""The server's report of a training, from the parties' own evaluations, because the server has no data."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from ...studies.result import StudyResult
 from ...tracking import RecordedRun, is_run
 from .training_status import baseline_heading, privacy_spent, status_table
 
-_EVALUATION_HINT = "Whether joining helped, each team finds out on its own machine: descant silo judge."
+_EVALUATION_HINT = "Each silo finds out on its own machine whether joining helped: descant silo evaluate."
 _LEGEND = (
-    "Rounds: in how many a party's work counted. Judged: the round after which it last judged models on its own test "
-    "set. Own: its own model, where the method has one, else the common one. Center: the common model. {}: {}; a model "
-    "that is no better has learned nothing."
+    "Rounds: number of rounds in which a party's update was accepted. Evaluated: the round after which it last "
+    "evaluated models on its own test set. Personal: its personal model, or the global model if the method has none. "
+    "Global: the global model. {}: {}; a model that is no better has learned nothing."
 )
 
 
 def write_report(folder: Path) -> tuple[Table, Path]:
-    """Put report.html into the folder of a server's training; the same party by party, with the verdict."""
+    """Write report.html into the folder of a server's training; return its table with the verdict, and its path."""
     if not is_run(folder):
         raise StateError(f"The training has not begun yet. Start it: descant server start {server_folder(folder)}")
     recorded, result = read_scored_run(folder)
@@ -52,7 +52,7 @@ def write_report(folder: Path) -> tuple[Table, Path]:
     table = Table(table.columns, table.rows, verdict, notes=notes)
     curve = [dict(zip(("round", "personal", "global_model"), point, strict=True)) for point in result.curve]
     text = render_page(
-        "What came of the federation",
+        "Results of the federation",
         verdict,
         score_table(
             "Party by party",
@@ -64,10 +64,10 @@ def write_report(folder: Path) -> tuple[Table, Path]:
         score_table(
             "Round by round",
             Table(("round", "personal", "global_model"), curve),
-            "Means over the parties that were judged.",
+            "Means over the evaluated parties.",
         ),
         _participation_figure(result),
-        sentence_list("What else was found", table.notes),
+        sentence_list("Other findings", table.notes),
         key_value_table("Settings", ((key, format_setting(value)) for key, value in _settings(recorded).items())),
     )
     with write_errors(folder):
@@ -76,26 +76,28 @@ def write_report(folder: Path) -> tuple[Table, Path]:
 
 
 def _verdict(result: StudyResult) -> str:
-    at, personal, global_model = result.curve[-1]
+    round, personal, global_model = result.curve[-1]
     evaluated = int((~np.isnan(result.scores.global_model.values)).sum())
     if not evaluated:
-        return f"No party that was there after round {at} has a test set, so that nobody knows how good models are."
-    evaluated_by = f"{evaluated} of {len(result.scores.names)} parties, on their own test sets"
-    means = f"{result.scores.metric} {personal:.3f} in the mean with their own models, {global_model:.3f} with the common one"
-    return f"After round {at}, as judged by {evaluated_by}: {means}. {_EVALUATION_HINT}"
+        return f"No party connected after round {round} has a test set, so the quality of the models is unknown."
+    return (
+        f"After round {round}, evaluated by {evaluated} of {len(result.scores.names)} parties on their own test sets: "
+        f"mean {result.scores.metric} {personal:.3f} with their personal models, {global_model:.3f} with the global "
+        f"model. {_EVALUATION_HINT}"
+    )
 
 
 def _participation_figure(result: StudyResult) -> Section | None:
-    if not result.presence:  # of too many parties
+    if not result.presence:  # there are too many parties to draw
         return None
-    at, values = (np.array(each) for each in zip(*result.global_model_scores, strict=True))
-    timeline = ParticipationTimeline(result.scores.names, result.presence, at, scores=values)
+    rounds, values = (np.array(each) for each in zip(*result.global_model_scores, strict=True))
+    timeline = ParticipationTimeline(result.scores.names, result.presence, rounds, scores=values)
     with tempfile.TemporaryDirectory() as folder:
         file = draw_participation(Path(folder) / "presence.png", {result.method: timeline}, result.scores.metric)
         heading, caption = CAPTIONS["presence"]
         return figure_section(heading, caption.removesuffix(" With the first seed."), file.read_bytes())
 
 
-def _settings(found: RecordedRun) -> dict[str, Any]:
-    selected = {key: found.settings[key] for key in ("algorithm", "solver", "loss", "metric", "seed")}
-    return {"run": str(found.folder), "rounds": found.round, **selected, "made by": f"descant {__version__}"}
+def _settings(recorded: RecordedRun) -> dict[str, Any]:
+    selected = {key: recorded.settings[key] for key in ("algorithm", "solver", "loss", "metric", "seed")}
+    return {"run": str(recorded.folder), "rounds": recorded.round, **selected, "made by": f"descant {__version__}"}

@@ -1,16 +1,16 @@
-"""The rounds of a federation whose parties come and go, by whatever post: all that it knows is in its folder.
+"""The training of a federation of silos over any transport; all its state is in a folder.
 
-    folder/parties.json         who is part of the training, and what each of them said of its data
-    folder/training/            the run (see `record`)
-    folder/center.safetensors   the common model by the names of its state_dict, when the training is over
-    folder/parted.json          who was told then that it is over
+    folder/party_descriptions.json    the parties of the training, and the description of each one's data
+    folder/training/                  the run (see `tracking`)
+    folder/global_model.safetensors   the final global model, by the names of its state_dict
+    folder/notified_parties.json      the parties that were told that the training is over
 
-Who was invited when the training began is part of it from the beginning, and may come late: until then it is taken to
-have one sample. Who was invited later is part of it from the round on before which it has come. Both times the run is
-closed behind a round, and goes on with what is known now. But what a private run promises is reckoned for those with
-whom it began and what was known of them then, so that it stays with that: one sample is the least that a party has.
+A party that was invited before the training began is part of it from the first round and may connect late; until then
+it counts with one sample. A party that is invited later joins before the round in which it is first connected. In both
+cases the run closes after a round and continues with the new descriptions. A private run keeps its first parties and
+descriptions, because its guarantee was computed for them; one sample is the least that a party has.
 
-When all rounds are done every party hears it and has its models. Who is away is waited for a while.
+After the last round every party is notified and receives its models. The server waits for absent parties for a while.
 """
 
 from __future__ import annotations
@@ -47,13 +47,11 @@ from ..silo.result_files import GLOBAL_MODEL_FILE, write_model
 from .handshakes import HandshakeTransport
 
 TRAINING = "training"
-MEMORY_BUDGET = (
-    2**23
-)  # bytes of a model, of a stack or of what parties keep that are in memory; what is larger is in files
+MEMORY_BUDGET = 2**23  # bytes in memory of a model, a stack or the party states; larger ones are in files
 _DESCRIPTIONS_FILE = "party_descriptions.json"
 _NOTIFIED_FILE = "notified_parties.json"
 _POLL_INTERVAL = 0.1  # seconds
-_MIN_EVALUATION_TIMEOUT = 10.0  # seconds that a party has at least to be shown its models
+_MIN_EVALUATION_TIMEOUT = 10.0  # least seconds that a party has to receive and evaluate its models
 PartyDescriptions = Mapping[str, Mapping[str, Any]]
 JsonContainer = TypeVar("JsonContainer", dict[str, Any], list[str])
 
@@ -67,13 +65,11 @@ class TrainingSession:
     transport: HandshakeTransport
     limits: WaitLimits
     log: Callable[[str], None] = print
-    excluded: Callable[[], Mapping[str, str]] = dict  # whom nobody waits or stands in for any more, and why
-    vault_settings: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # settings of the federation by which parties seal rows
+    excluded: Callable[[], Mapping[str, str]] = dict  # parties out for good, with the reason
+    vault_settings: Mapping[str, Any] = field(default_factory=dict)  # settings of Federation for encrypted coresets
 
     def run_to_completion(self, invited: Callable[[], Sequence[str]]) -> dict[str, Any]:
-        """Do the rounds of the recipe, as far as they are not done."""
+        """Run the remaining rounds of the recipe and notify the parties; return a summary of the run."""
         descriptions = read_descriptions(self.folder) or self._initial_descriptions(invited)
         federation = self._build_federation(descriptions)
         self.transport.common_form = common_fields(next(iter(descriptions.values())))
@@ -82,16 +78,20 @@ class TrainingSession:
             descriptions = {**descriptions, **newcomers}
             federation = self._build_federation(descriptions)
             if new:
-                self.log(f"Invited after the training began, and part of it from now on: {', '.join(new)}.")
+                self.log(f"Invited after the training began and part of it from now on: {', '.join(new)}.")
         file = self.folder / GLOBAL_MODEL_FILE
         state = federation.state
         write_model(file, federation.plan_.net.layout, state.global_model, metadata={"round": state.round})
         self._finish(federation, descriptions)
-        found = {"folder": str(self._run_folder), "rounds": state.round, "hash": digest_of_models(state)}
-        return {**found, "global_model": str(file)}
+        return {
+            "folder": str(self._run_folder),
+            "rounds": state.round,
+            "hash": digest_of_models(state),
+            "global_model": str(file),
+        }
 
     def _run_rounds(self, federation: Federation, descriptions: PartyDescriptions) -> PartyDescriptions:
-        """Rounds until all are done, or somebody has come who is not part of them, or not known: who that is."""
+        """Run rounds until all are done or a party with a new description connects; return the new ones."""
         rounds = self.recipe.length.rounds
         private = privacy_settings(federation.plan_)
         with self._open_run(federation) as run:
@@ -106,7 +106,7 @@ class TrainingSession:
         return {}
 
     def _initial_descriptions(self, invited: Callable[[], Sequence[str]]) -> PartyDescriptions:
-        """Everybody who is invited by then; who has not come yet counts with one sample."""
+        """Wait for a quorum and describe all invited parties, the absent ones with one sample."""
         connected = self.transport.wait_for_quorum(
             self.limits.min_parties, lambda: len(set(invited()) - self._unavailable().keys())
         )
@@ -114,13 +114,15 @@ class TrainingSession:
         return {name: connected.get(name, unknown) for name in invited()}
 
     def _finish(self, federation: Federation, descriptions: PartyDescriptions) -> None:
-        """Who is there hears that it is over; who is not is waited for, and shown the models before it hears it."""
+        """Send every party its models and a goodbye; wait for absent parties until the grace time is over."""
         rounds = federation.state.round
         evaluated = _evaluated_parties(federation)
         is_logged = False
         stop_at = time.monotonic() + self.limits.grace
         while True:
-            late = time.monotonic() >= stop_at  # before one looks: whoever has come by then is in time
+            late = (
+                time.monotonic() >= stop_at
+            )  # read before the connections, so that a party that connects by then is in time
             connected = self.transport.connected_parties().keys() - self.transport.notified
             if pending := sorted((connected & descriptions.keys()) - evaluated):
                 seconds = max(_MIN_EVALUATION_TIMEOUT, stop_at - time.monotonic())
@@ -134,14 +136,14 @@ class TrainingSession:
             if not missing or late:
                 break
             if not is_logged:
-                message = f"{self.limits.grace:g} s for {', '.join(missing)}"
-                self.log(f"The training is over. Waiting {message} to come for their models.")
+                names = ", ".join(missing)
+                self.log(f"The training is over. Waiting {self.limits.grace:g} s for {names} to fetch their models.")
                 is_logged = True
             time.sleep(_POLL_INTERVAL)
         self.transport.shutdown(rounds)
 
     def _record_notified(self) -> set[str]:
-        """Who was ever told that it is over, and so has its models: it is told again, and not waited for again."""
+        """Record and return the parties that were notified; they are not waited for again."""
         file = self.folder / _NOTIFIED_FILE
         previous = read_notified(self.folder)
         notified = previous | self.transport.notified
@@ -151,7 +153,7 @@ class TrainingSession:
         return notified
 
     def _newcomers(self, descriptions: PartyDescriptions, round: int) -> PartyDescriptions:
-        """Who has come and is not part of the training yet, or was not known."""
+        """Return descriptions of connected parties that are new or had no description yet."""
         newcomers = {
             name: JOINED_AFTER if name not in descriptions else DESCRIBED_AFTER
             for name in self.transport.connected_parties()
@@ -175,10 +177,10 @@ class TrainingSession:
         settings = {key: value for key, value in self.recipe.settings().items() if key != "engine"}
 
         def check_newcomers() -> None:
-            """Whoever is not part of it yet need not wait for the end of a round that cannot begin."""
+            """Let new parties in while a round waits to begin."""
             new = {
-                name: said
-                for name, said in self._newcomers(descriptions, federation.state.round).items()
+                name: description
+                for name, description in self._newcomers(descriptions, federation.state.round).items()
                 if name not in descriptions
             }
             if new and privacy_settings(federation.plan_) is None:
@@ -195,8 +197,8 @@ class TrainingSession:
             **settings,
             **self.vault_settings,
         )
-        federation.state  # noqa: B018  whoever does not fit is found before it is noted as one who does
-        self.transport.net = federation.plan_.net  # the same once more would be one model more in memory
+        federation.state  # noqa: B018  raises for a party that does not fit, before it is recorded
+        self.transport.net = federation.plan_.net  # frees the transport's own copy of the model
         with write_errors(self.folder):
             atomic.replace(
                 self.folder / _DESCRIPTIONS_FILE,
@@ -208,7 +210,7 @@ class TrainingSession:
 
 
 class _NewPartyConnected(Exception):
-    """Somebody who was invited later has come while a round could not begin."""
+    """Parties that were invited later have connected while a round could not begin."""
 
     def __init__(self, parties: PartyDescriptions) -> None:
         super().__init__(", ".join(parties))
@@ -216,7 +218,7 @@ class _NewPartyConnected(Exception):
 
 
 def _evaluated_parties(federation: Federation) -> set[str]:
-    """Who has judged the models as they are now, and so has them. Who has no test set is not known by that."""
+    """Return the parties that have evaluated the current models, and so have them; it needs a test set."""
     scores = federation.cached_scores
     if scores is None:
         return set()
@@ -224,49 +226,48 @@ def _evaluated_parties(federation: Federation) -> set[str]:
 
 
 def _is_described(descriptions: PartyDescriptions, name: str) -> bool:
-    """Whether a party is part of a training, and has said what data it has."""
+    """Return whether a party is part of the training and has described its data."""
     return name in descriptions and descriptions[name].get(DESCRIBED_AFTER, 0) is not None
 
 
 def read_descriptions(folder: Path) -> PartyDescriptions:
-    """Who is part of the training in a folder; nobody before it has begun."""
+    """Read the parties of the training in a folder; empty before it has begun."""
     return _read_json(folder / _DESCRIPTIONS_FILE, dict)
 
 
 def read_notified(folder: Path) -> set[str]:
-    """Who was told that the training in a folder is over."""
+    """Read the parties that were told that the training in a folder is over."""
     return set(_read_json(folder / _NOTIFIED_FILE, list))
 
 
 def _read_json(file: Path, kind: type[JsonContainer]) -> JsonContainer:
-    """What was written into a file, of which there is nothing before it is there."""
+    """Read a JSON file; return an empty container if it does not exist."""
     try:
-        found = json.loads(file.read_text()) if file.exists() else kind()
+        content = json.loads(file.read_text()) if file.exists() else kind()
     except (OSError, ValueError) as error:
-        raise StateError(f"{file} is not as Descant wrote it: {error}. Restore it from a copy.") from error
-    if not isinstance(found, kind):
-        raise StateError(f"{file} is not as Descant wrote it. Restore it from a copy.")
-    return found
+        raise StateError(f"{file} is not as Descant wrote it: {error}. Restore it from a backup.") from error
+    if not isinstance(content, kind):
+        raise StateError(f"{file} is not as Descant wrote it. Restore it from a backup.")
+    return content
 
 
 def completed_rounds(folder: Path) -> int:
-    """How many rounds of the training in a folder are done."""
+    """Return the number of completed rounds of the training in a folder."""
     return read_run(folder / TRAINING).round if is_run(folder / TRAINING) else 0
 
 
 def first_rounds(folder: Path) -> dict[str, int]:
-    """The first round that each party of the training in a folder could take part in."""
-    return {name: said.get(JOINED_AFTER, 0) + 1 for name, said in read_descriptions(folder).items()}
+    """Return by party the first round in which it could take part."""
+    return {name: description.get(JOINED_AFTER, 0) + 1 for name, description in read_descriptions(folder).items()}
 
 
 def round_summary(round: Round, privacy: PrivacySettings | None = None) -> str:
-    """A round as the organiser reads it: who counted, who was stood in for, and what did not count of whom, and why."""
-    proxied = f", and stand-ins for {', '.join(round.proxied)}" if round.proxied else ""
-    privacy_spent = (
-        ""
-        if privacy is None
-        else f", {privacy_message(round.tuning.get(EPSILON_METRIC), privacy.budget, privacy.delta)}"
-    )
+    """Return the log line of a round: its parties, coreset proxies, privacy spent, and rejections with reasons."""
+    proxied = f", and coreset proxies of {', '.join(round.proxied)}" if round.proxied else ""
+    privacy_spent = ""
+    if privacy is not None:
+        spent = privacy_message(round.tuning.get(EPSILON_METRIC), privacy.budget, privacy.delta)
+        privacy_spent = f", {spent}"
     rejected = "".join(f"; {_rejection_summary(one, round.accepted)}" for one in round.rejections)
     return (
         f"Round {round.index}: {round.summary}, {count_parties(len(round.accepted))}{proxied}{privacy_spent}{rejected}"
@@ -274,15 +275,15 @@ def round_summary(round: Round, privacy: PrivacySettings | None = None) -> str:
 
 
 def _rejection_summary(rejection: Rejection, accepted: Collection[str]) -> str:
-    """Of who counted all the same it is what it left beside its model."""
+    """Return the party and the reason; if its update was accepted, something beside it was rejected."""
     subject = rejection.party if rejection.party in accepted else f"without {rejection.party}"
     return f"{subject}: {rejection.reason.rstrip('.')}"
 
 
 def count_parties(parties: int) -> str:
-    """So many parties.
+    """Return a number of parties with the right plural.
 
-    >>> counted(1), counted(2)
+    >>> count_parties(1), count_parties(2)
     ('1 party', '2 parties')
     """
     return f"{parties} part{'y' if parties == 1 else 'ies'}"

@@ -1,4 +1,4 @@
-"""The vault that a federation's recipe names: looked for before anybody is let in."""
+"""The vault of a federation's recipe, checked before any party is let in."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ...storage.vault.vault_location import VaultLocation
 
 
 def checked_vault_settings(recipe: Recipe, with_key: bool) -> dict[str, Any]:
-    """[vault] as settings of a federation, if that vault is there and opens with its key.
+    """Return [vault] as settings of a federation, or raise unless the vault exists and opens with its key.
 
-    A key that is in no file is looked for, or asked for, only if it is said that it is needed.
+    A key that is in no file is looked for, or asked for, only with `with_key`.
     """
-    found = read_vault_settings(recipe.tables.get("vault", {}))
-    vault: VaultLocation | None = found.get("vault")
+    settings = read_vault_settings(recipe.tables.get("vault", {}))
+    vault: VaultLocation | None = settings.get("vault")
     if vault is None and recipe.algorithm().coreset_proxy is not None:
-        raise SettingError("Stand-ins need a [vault] in the recipe: parties on machines of their own seal their rows.")
+        raise SettingError("Coreset proxies need a [vault] in the recipe: silos encrypt their rows for it.")
     if vault is not None:
-        vault.without_key  # noqa: B018  a vault that is not there is said before its key is
+        vault.without_key  # noqa: B018  reports a missing vault before a missing key
         if with_key or vault.key is not None:
             vault.with_key  # noqa: B018
-    return found
+    return settings

@@ -68,7 +68,7 @@ def read_plan(plan_json: Mapping[str, Any], arrays: Mapping[str, Tensor], popula
 def read_tasks(
     message: Mapping[str, Any], arrays: Mapping[str, Tensor], remote_states: Iterable[NamedTensors] = ()
 ) -> tuple[list[Task], list[NamedTensors]]:
-    """Return the tasks of a message and their parties' states; a state that is None in it is the next remote one."""
+    """Return the tasks of a message and their party states; None in it means the next remote state."""
     tasks = [from_fields(fields, arrays, Task) for fields in message["tasks"]]
     remote = iter(remote_states)
     state_keys = message["party_states"]

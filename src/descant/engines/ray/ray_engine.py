@@ -109,7 +109,7 @@ def _is_connected() -> bool:
 
 
 def _fetch_state(object_ref: Any) -> dict[str, Tensor]:
-    """Fetch a remote party state. (Ray raises ValueError for a reference into a cluster that was left.)"""
+    """Fetch a remote party state. (Ray raises ValueError for a reference of a former cluster.)"""
     ray = sys.modules["ray"]
     try:
         if _is_connected():
