@@ -1,4 +1,4 @@
-"""Sound as pictures: librosa's numbers, bands where the pitch is, and WAV files that are refused by their names."""
+"""Log-mel spectrograms: equality with librosa, bands by pitch, and invalid WAV files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def tone(hz: float, seconds: float = 1.0) -> np.ndarray:
 
 
 def chirp(n: int = 2000) -> np.ndarray:
-    """A sound that anybody can make again without a generator of random numbers."""
+    """Return a sound that needs no random numbers."""
     t = np.arange(n) / RATE
     return 0.5 * np.sin(2 * np.pi * (200 + 8000 * t) * t) + 0.1 * np.sin(2 * np.pi * 3100 * t)
 
 
-GOLDEN = {  # every third line of the picture
+GOLDEN = {  # every third row of the image
     "slaney": [
         [12.01478, 1.094694, 2.172856e-06, 4.307271e-09, 0.1389906, 0.03807989],
         [0.08481069, 10.04012, 2.697968, 7.222057e-06, 0.1389907, 0.03807989],
@@ -44,19 +44,16 @@ GOLDEN = {  # every third line of the picture
 }
 
 
-# -- the picture ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("scale", ["slaney", "htk"])
+def test_spectrograms_equal_stored_values_of_librosa(scale: str) -> None:
+    """Stored values, made by librosa 0.11.0 (feature.melspectrogram, center=False) as in the next test."""
+    image = parties.mel_spectrogram(chirp(), mels=6, low=50.0, high=6000.0, scale=scale, size=None)  # type: ignore[arg-type]
+    assert image.shape == (10, 6) and image.dtype == np.float32
+    assert np.allclose(image[::3], np.log(GOLDEN[scale]), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("scale", ["slaney", "htk"])
-def test_the_numbers_are_librosas(scale: str) -> None:
-    """Stored values, made by librosa 0.11.0 (feature.melspectrogram, center=False): the test below is how."""
-    found = parties.mel_spectrogram(chirp(), mels=6, low=50.0, high=6000.0, scale=scale, size=None)  # type: ignore[arg-type]
-    assert found.shape == (10, 6) and found.dtype == np.float32
-    assert np.allclose(found[::3], np.log(GOLDEN[scale]), rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("scale", ["slaney", "htk"])
-def test_librosa_itself_agrees_where_it_is_installed(scale: str) -> None:
+def test_spectrograms_equal_librosa_if_installed(scale: str) -> None:
     librosa = pytest.importorskip("librosa")
     for mels, low, high in ((40, 20.0, 4000.0), (6, 50.0, 6000.0), (30, 0.0, 8000.0)):
         power = librosa.feature.melspectrogram(
@@ -70,32 +67,32 @@ def test_librosa_itself_agrees_where_it_is_installed(scale: str) -> None:
             fmax=high,
             htk=scale == "htk",
         )
-        found = parties.mel_spectrogram(chirp(RATE), mels=mels, low=low, high=high, scale=scale, size=None)  # type: ignore[arg-type]
-        assert np.allclose(found, np.log(np.maximum(power.T, 1e-10)), atol=1e-4)
+        image = parties.mel_spectrogram(chirp(RATE), mels=mels, low=low, high=high, scale=scale, size=None)  # type: ignore[arg-type]
+        assert np.allclose(image, np.log(np.maximum(power.T, 1e-10)), atol=1e-4)
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.floats(150, 3700), st.sampled_from(["slaney", "htk"]))
-def test_a_pure_tone_lights_its_band(hz: float, scale: str) -> None:
+def test_a_pure_tone_is_strongest_in_its_band(hz: float, scale: str) -> None:
     bands = mel_filter_bank(RATE, 480, 40, low=20.0, high=4000.0, scale=scale)  # type: ignore[arg-type]
-    found = parties.mel_spectrogram(tone(hz), scale=scale, size=None)  # type: ignore[arg-type]
-    lit = int(found.mean(0).argmax())
-    heard = np.fft.rfftfreq(480, 1 / RATE)[bands[lit] > 0]
+    image = parties.mel_spectrogram(tone(hz), scale=scale, size=None)  # type: ignore[arg-type]
+    strongest = int(image.mean(0).argmax())
+    frequencies = np.fft.rfftfreq(480, 1 / RATE)[bands[strongest] > 0]
     step = RATE / 480
-    assert found.shape == (98, 40) and heard.min() - step <= hz <= heard.max() + step
+    assert image.shape == (98, 40) and frequencies.min() - step <= hz <= frequencies.max() + step
 
 
-def test_the_light_moves_with_the_pitch() -> None:
-    lit = [int(parties.mel_spectrogram(tone(hz)).mean(0).argmax()) for hz in (200, 400, 800, 1600, 3200)]
-    assert lit == sorted(set(lit))
-    later = np.concatenate([tone(300, 0.5), tone(3000, 0.5)])
-    picture = parties.mel_spectrogram(later)
-    assert picture.shape == (32, 32) and picture[:15].mean(0).argmax() < 10 < 25 < picture[17:].mean(0).argmax()
+def test_the_strongest_band_follows_the_pitch() -> None:
+    strongest = [int(parties.mel_spectrogram(tone(hz)).mean(0).argmax()) for hz in (200, 400, 800, 1600, 3200)]
+    assert strongest == sorted(set(strongest))
+    two_tones = np.concatenate([tone(300, 0.5), tone(3000, 0.5)])
+    image = parties.mel_spectrogram(two_tones)
+    assert image.shape == (32, 32) and image[:15].mean(0).argmax() < 10 < 25 < image[17:].mean(0).argmax()
 
 
 @given(st.floats(0.1, 10.0))
 @settings(deadline=None, max_examples=10)
-def test_loudness_is_added(gain: float) -> None:
+def test_a_gain_adds_a_constant(gain: float) -> None:
     """The power of g·x is g² times that of x."""
     noise = np.random.default_rng(0).normal(size=RATE)  # so that no band is silent
     quiet, loud = (parties.mel_spectrogram(factor * noise) for factor in (1.0, gain))
@@ -104,7 +101,7 @@ def test_loudness_is_added(gain: float) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 50), st.integers(1, 50))
-def test_means_over_areas_count_every_number_alike(n: int, size: int) -> None:
+def test_area_means_weigh_all_numbers_equally(n: int, size: int) -> None:
     means = area_mean_matrix(n, size)
     assert means.shape == (size, n) and (means >= 0).all()
     assert np.allclose(means.sum(1), 1) and np.allclose(means.sum(0), size / n)
@@ -117,17 +114,17 @@ def test_silence_is_finite() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("arguments", "error", "message"),
     [
         ({"wave": np.zeros(479)}, PartyError, r"at least the 480 samples of a window of 0.03 s. Got shape \(479,\)"),
-        ({"wave": np.zeros((2, 800))}, PartyError, r"in a row.*Got shape \(2, 800\)"),
-        ({"wave": np.full(800, np.nan)}, PartyError, "must be finite numbers"),
-        ({"high": 8001.0}, SettingError, "between 0 and the 8000 Hz.*Got low=20, high=8001"),
+        ({"wave": np.zeros((2, 800))}, PartyError, r"a flat array.*Got shape \(2, 800\)"),
+        ({"wave": np.full(800, np.nan)}, PartyError, "must be a flat array of finite numbers"),
+        ({"high": 8001.0}, SettingError, "between 0 and 8000 Hz.*Got low=20, high=8001"),
         ({"low": 4000.0}, SettingError, "Got low=4000, high=4000"),
         (
             {"mels": 200},
             SettingError,
-            r"of 200 bands, the first at \d+ Hz, hold no frequency of a window of 480 samples",
+            r"of 200 bands, the first at \d+ Hz, contain no frequency of a window of 480 samples",
         ),
         ({"scale": "bark"}, SettingError, "The 'scale' of mel_spectrogram must be one of 'slaney', 'htk'"),
         ({"hop": 0.0}, SettingError, "The 'hop' of mel_spectrogram must be > 0"),
@@ -135,29 +132,28 @@ def test_silence_is_finite() -> None:
         ({"size": 32}, SettingError, r"The 'size' of mel_spectrogram must be two numbers, .* or None. Got 32"),
         ({"size": "32"}, SettingError, r"The 'size' of mel_spectrogram must be"),
         ({"window": 1e-6}, SettingError, "The 'window' of mel_spectrogram must be .* 2 samples.* Got 1e-06"),
-        ({"wave": np.ones(RATE) * 1j}, PartyError, "must be finite numbers in a row.*Got complex128"),
-        ({"wave": ["a"] * RATE}, PartyError, "must be finite numbers in a row.*Got <U1"),
+        ({"wave": np.ones(RATE) * 1j}, PartyError, "must be a flat array of finite numbers.*Got complex128"),
+        ({"wave": ["a"] * RATE}, PartyError, "must be a flat array of finite numbers.*Got <U1"),
         ({"size": (32, 0)}, SettingError, "The 'size' of mel_spectrogram must be a whole number >= 1. Got 0"),
     ],
 )
-def test_what_cannot_be_heard_is_refused(given: dict[str, object], error: type[Exception], message: str) -> None:
+def test_invalid_clips_and_settings_are_rejected(
+    arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
-        parties.mel_spectrogram(**{"wave": np.zeros(RATE), **given})  # type: ignore[arg-type]
-
-
-# -- WAV files --------------------------------------------------------------------------------------------------------
+        parties.mel_spectrogram(**{"wave": np.zeros(RATE), **arguments})  # type: ignore[arg-type]
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(-(2**15), 2**15 - 1), min_size=1, max_size=50))
-def test_a_wav_file_holds_what_was_written(tmp_path_factory: pytest.TempPathFactory, values: list[int]) -> None:
+def test_a_wav_file_is_read_as_written(tmp_path_factory: pytest.TempPathFactory, values: list[int]) -> None:
     file = write_wave(tmp_path_factory.mktemp("wav") / "a.wav", np.array(values) / (2**15 - 1))
-    found = parties.read_wave(file)
-    assert found.dtype == np.float32 and (np.abs(found) <= 1).all()
-    assert np.allclose(found * 2**15, np.array(values), atol=1)
+    samples = parties.read_wave(file)
+    assert samples.dtype == np.float32 and (np.abs(samples) <= 1).all()
+    assert np.allclose(samples * 2**15, np.array(values), atol=1)
 
 
-def test_a_wav_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_invalid_wav_file_is_named(tmp_path: Path) -> None:
     sound = chirp(400)
     cases = {
         "slow.wav": (write_wave(tmp_path / "slow.wav", sound, rate=8000), "it has 1 channels of 16 bits, 8000 samples"),
@@ -168,20 +164,17 @@ def test_a_wav_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         "gone.wav": (tmp_path / "gone.wav", "There is no file"),
         "half.wav": (write_wave(tmp_path / "half.wav", sound), "it ends after 178 of 400 samples"),
     }
-    (tmp_path / "text.wav").write_text("what is said")
+    (tmp_path / "text.wav").write_text("not a sound")
     half = tmp_path / "half.wav"
     half.write_bytes(half.read_bytes()[:400])
     for name, (file, message) in cases.items():
         with pytest.raises(PartyError, match=message) as error:
             parties.read_wave(file)
-        assert name in str(error.value) and "16-bit PCM, one channel, 16000 samples a second" in str(error.value)
+        assert name in str(error.value) and "16-bit PCM, one channel, 16000 samples per second" in str(error.value)
     for _ in range(half.stat().st_size):
         half.write_bytes(half.read_bytes()[:-1])
         with pytest.raises(PartyError, match=r"half.wav cannot be used"):
             parties.read_wave(half)
-
-
-# -- parties out of a folder ------------------------------------------------------------------------------------------
 
 
 def test_a_folder_of_words_becomes_parties(tmp_path: Path) -> None:
@@ -189,17 +182,20 @@ def test_a_folder_of_words_becomes_parties(tmp_path: Path) -> None:
         for k in range(6):
             write_wave(tmp_path / word / f"{k}.wav", 0.5 * tone(hz, (0.5, 1.0, 1.25)[k % 3]) + 0.01 * k)
     write_wave(tmp_path / "_background_noise_" / "hum.wav", tone(50, 3))
-    people = parties.spoken_words(tmp_path, count=3, split="iid", test=0.25)
-    x, y = (torch.cat([getattr(people[name], part + end) for name in people for end in ("", "_test")]) for part in "xy")
+    population = parties.spoken_words(tmp_path, count=3, split="iid", test=0.25)
+    x, y = (
+        torch.cat([getattr(population[name], part + end) for name in population for end in ("", "_test")])
+        for part in "xy"
+    )
     assert x.shape == (12, 1, 32, 32) and x.dtype == torch.float32 and sorted(y.tolist()) == [0] * 6 + [1] * 6
     assert x.mean().abs() < 1e-5 and abs(float(x.std(correction=0)) - 1) < 1e-5
     for label, low, high in ((0, 18, 24), (1, 3, 7)):  # "no" comes before "yes"
-        lit = x[y == label][:, 0, :14].mean((0, 1)).argmax()
-        assert low <= int(lit) <= high
+        strongest = x[y == label][:, 0, :14].mean((0, 1)).argmax()
+        assert low <= int(strongest) <= high
 
 
-def test_a_folder_without_words_and_one_with_a_bad_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PartyError, match=r"it has no WAV files. Expected one folder a word with \*.wav in it"):
+def test_an_empty_folder_and_an_invalid_file_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(PartyError, match=r"it has no WAV files. Expected one folder per word with \*.wav files"):
         parties.spoken_words(tmp_path)
     write_wave(tmp_path / "yes" / "1.wav", tone(400))
     write_wave(tmp_path / "yes" / "2.wav", tone(400), rate=22_050)

@@ -1,4 +1,4 @@
-"""Splits by size, by account and in turn, and pictures that are turned."""
+"""Splits by size, by group and round robin, and rotated images."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ def test_by_size_gives_each_party_its_size(n: int, sizes: list[int], seed: int) 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from("abcde"), max_size=60), st.integers(0, 8))
-def test_by_account_keeps_whole_accounts(accounts: list[str], least: int) -> None:
-    kept = {name for name in accounts if accounts.count(name) >= least}
+def test_by_group_keeps_whole_groups(groups: list[str], min_rows: int) -> None:
+    kept = {name for name in groups if groups.count(name) >= min_rows}
     if not kept:
         with pytest.raises(PartyError, match="None of the"):
-            partition.by_group(accounts, least)
+            partition.by_group(groups, min_rows)
         return
-    found = partition.by_group(accounts, least)
-    assert found.keys() == kept
-    for name, rows in found.items():
-        assert rows.tolist() == [row for row, account in enumerate(accounts) if account == name]
+    rows_by_group = partition.by_group(groups, min_rows)
+    assert rows_by_group.keys() == kept
+    for name, rows in rows_by_group.items():
+        assert rows.tolist() == [row for row, group in enumerate(groups) if group == name]
 
 
 @settings(deadline=None)
 @given(
     st.integers(1, 6), st.integers(1, 8), st.integers(1, 6), st.integers(1, 30), st.integers(0, 3), st.booleans(), seeds
 )
-def test_by_turns_deals_classes_in_turn(
-    available: int, count: int, classes: int, each: int, least: int, fill: bool, seed: int
+def test_round_robin_assigns_classes_in_turn(
+    available: int, count: int, classes: int, each: int, min_rows: int, fill: bool, seed: int
 ) -> None:
     y = rng(seed).permutation(np.repeat(np.arange(available) + 3, each))
-    wanted = rng(seed).integers(0, 20, (count, classes))
+    desired = rng(seed).integers(0, 20, (count, classes))
 
     def draw() -> list[np.ndarray]:
-        return partition.round_robin(y, wanted, rng(seed), least, fill)
+        return partition.round_robin(y, desired, rng(seed), min_rows, fill)
 
     holders = np.bincount(((np.arange(count)[:, None] + np.arange(classes)) % available).ravel(), minlength=available)
-    if classes > available or (holders * least > each).any():
+    if classes > available or (holders * min_rows > each).any():
         with pytest.raises(PartyError, match=r"at most the|should hold at least"):
             draw()
         return
@@ -73,22 +73,22 @@ def test_by_turns_deals_classes_in_turn(
         counts = np.bincount(y[part] - 3, minlength=available)
         own = [(party + j) % available for j in range(classes)]
         assert not counts[np.setdiff1d(np.arange(available), own)].any(), "no class but its own"
-        assert (counts[own] >= least).all()
-        assert fill or (counts[own] <= np.maximum(wanted[party], least)).all()
+        assert (counts[own] >= min_rows).all()
+        assert fill or (counts[own] <= np.maximum(desired[party], min_rows)).all()
     taken = np.bincount(y[np.concatenate(parts)] - 3, minlength=available)
     if fill:
         assert (taken[holders > 0] == each).all(), "nothing is left over"
     else:
-        asked = np.bincount(
+        expected = np.bincount(
             partition.round_robin_classes(count, classes, available).ravel(),
-            np.maximum(wanted, least).ravel(),
+            np.maximum(desired, min_rows).ravel(),
             available,
         )
-        assert (taken == np.minimum(asked, each)).all(), "all that is wanted, as long as there is enough"
+        assert (taken == np.minimum(expected, each)).all(), "the desired rows, up to the available ones"
     assert all(np.array_equal(a, b) for a, b in zip(parts, draw(), strict=True))
 
 
-def test_a_class_that_is_short_is_shared_in_proportion() -> None:
+def test_a_class_with_too_few_rows_is_shared_in_proportion() -> None:
     parts = partition.round_robin(np.zeros(70, dtype=int), [[101], [201], [401]], rng(0))
     assert [len(part) for part in parts] == [11, 20, 39]
 
@@ -129,12 +129,12 @@ def test_named_splits_differ_as_they_should() -> None:
     assert [sorted(set(y[part])) for part in turns[:2]] == [[0, 1, 2], [1, 2, 3]]
 
 
-def test_splits_that_cannot_be_made_say_why() -> None:
-    with pytest.raises(SettingError, match=r"There is no split 'turn'\. Did you mean 'turns'"):
-        partition.split_rows([0, 1], "turn", 2, rng(0))
+def test_impossible_splits_are_rejected_with_a_reason() -> None:
+    with pytest.raises(SettingError, match=r"There is no split 'round_robn'\. Did you mean 'round_robin'"):
+        partition.split_rows([0, 1], "round_robn", 2, rng(0))
     with pytest.raises(SettingError, match=r"The 'sigma' of the split must be >= 0"):
         partition.split_rows([0, 1], "round_robin", 2, rng(0), sigma=-1.0)
-    with pytest.raises(SettingError, match=r"The 'exponent' of power_law must be > 1"):
+    with pytest.raises(SettingError, match=r"The 'exponent' of power_law_sizes must be > 1"):
         partition.power_law_sizes(3, rng(0), exponent=1.0)
     with pytest.raises(PartyError, match="Class 1 has 1 rows for the 2 parties that should hold at least 2"):
         partition.round_robin([0, 0, 0, 0, 1], [[2, 2], [2, 2]], rng(0), min_rows=2)
@@ -144,25 +144,22 @@ def test_splits_that_cannot_be_made_say_why() -> None:
         partition.split_rows([0, 1], "lognormal", 3, rng(0))
 
 
-# -- rotation ---------------------------------------------------------------------------------------------------------
-
-
 @settings(deadline=None)
 @given(st.integers(-8, 8), st.integers(1, 6), seeds)
 def test_quarter_turns_are_exact(quarters: int, side: int, seed: int) -> None:
     x = rng(seed).integers(0, 256, (3, 2, side, side), dtype=np.uint8)
-    turned = images.rotate(x, 90 * quarters)
-    assert turned.dtype == np.uint8 and np.array_equal(turned, np.rot90(x, quarters, axes=(-2, -1)))
+    rotated = images.rotate(x, 90 * quarters)
+    assert rotated.dtype == np.uint8 and np.array_equal(rotated, np.rot90(x, quarters, axes=(-2, -1)))
 
 
 def smooth(height: int, width: int) -> np.ndarray:
-    """A hill off the centre, wide enough for bilinear pixels to follow."""
+    """Return a hill off the center, smooth enough for bilinear interpolation."""
     up, right = np.mgrid[:height, :width]
     return np.exp(-((up - 0.35 * height) ** 2 + (right - 0.6 * width) ** 2) / 12)[None].astype(np.float32)
 
 
 @pytest.mark.parametrize("shape", [(28, 28), (20, 32)])
-def test_other_angles_lie_between_and_can_be_undone(shape: tuple[int, int]) -> None:
+def test_other_angles_are_consistent_and_invertible(shape: tuple[int, int]) -> None:
     x = smooth(*shape)
     assert np.abs(images.rotate(images.rotate(x, 30), -30) - x).max() < 0.1
     assert np.abs(images.rotate(images.rotate(x, 30), 60) - images.rotate(x, 90.001)).max() < 0.1
@@ -170,13 +167,13 @@ def test_other_angles_lie_between_and_can_be_undone(shape: tuple[int, int]) -> N
         assert np.abs(images.rotate(x, 90.001) - images.rotate(x, 90)).max() < 0.01, "in the same direction"
     else:
         assert np.abs(images.rotate(x, 179.999) - images.rotate(x, 180)).max() < 0.01
-    bytes_of_it = (200 * x).astype(np.uint8)
-    turned = images.rotate(bytes_of_it, 30)
-    assert turned.dtype == np.uint8
-    assert np.array_equal(turned, np.rint(images.rotate(bytes_of_it.astype(np.float32), 30)))
+    as_bytes = (200 * x).astype(np.uint8)
+    rotated = images.rotate(as_bytes, 30)
+    assert rotated.dtype == np.uint8
+    assert np.array_equal(rotated, np.rint(images.rotate(as_bytes.astype(np.float32), 30)))
 
 
 @pytest.mark.parametrize("split", ["lognormal", "round_robin"])
-def test_a_spread_of_sizes_that_no_number_can_hold_is_refused(split: str) -> None:
+def test_a_spread_of_sizes_that_overflows_is_rejected(split: str) -> None:
     with pytest.raises(SettingError, match=r"The 'sigma' of the split must be >= 0 and <= 50\. Got 1000"):
         partition.split_rows(np.zeros(50, dtype=np.int64), split, 5, np.random.default_rng(0), sigma=1000.0)

@@ -1,4 +1,4 @@
-"""Readers: what was written is read, by every name that people have it under; damage is refused in a sentence."""
+"""Readers: files are read as written, under all their usual names; damaged files are rejected with a reason."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ from descant.parties import data_files, images, readers, text
 TABLE = [("account", "label", "text"), ("ann", 1, "good,\nvery"), ("bob", 0, "ä")]
 
 
-# -- the folder -------------------------------------------------------------------------------------------------------
-
-
-def test_the_folder_is_given_or_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_folder_is_an_argument_or_an_environment_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("DESCANT_DATA", raising=False)
     assert parties.data_folder(tmp_path) == parties.data_folder(str(tmp_path)) == tmp_path
-    with pytest.raises(PartyError, match="No data folder is given") as none:
+    with pytest.raises(PartyError, match="No data folder is given") as missing:
         parties.data_folder()
     for name in data_files.DATASETS:
-        assert f"  {name}: " in str(none.value), "every data set says what it is"
-        assert data_files.DATASETS[name].homepage in str(none.value), "and where to get it"
-    assert "digits, synthetic and shared run without" in str(none.value)
+        assert f"  {name}: " in str(missing.value), "every data set is described"
+        assert data_files.DATASETS[name].homepage in str(missing.value), "with its source"
+    assert "digits, synthetic and shared_structure run without" in str(missing.value)
     monkeypatch.setenv("DESCANT_DATA", str(tmp_path))
     assert parties.data_folder() == tmp_path
     with pytest.raises(PartyError, match=r"nowhere is not a folder\. Give data="):
@@ -50,15 +49,12 @@ def test_the_folder_is_given_or_in_the_environment(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", list(data_files.DATASETS))
-def test_a_missing_data_set_says_what_it_is_and_where_to_get_it(name: str, tmp_path: Path) -> None:
+def test_a_missing_data_set_is_described_with_its_source(name: str, tmp_path: Path) -> None:
     with pytest.raises(PartyError, match=f"does not hold {name}") as error:
         data_files.locate_files(name, tmp_path)
     assert data_files.DATASETS[name].homepage in str(error.value) and "run without any file" in str(error.value)
     with pytest.raises(SettingError, match="Did you mean 'mnist'"):
         data_files.locate_files("minst", tmp_path)
-
-
-# -- what is written is read ------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=30)
@@ -67,44 +63,44 @@ def test_a_missing_data_set_says_what_it_is_and_where_to_get_it(name: str, tmp_p
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
     st.data(),
 )
-def test_idx_holds_what_was_written(
+def test_idx_files_are_read_as_written(
     tmp_path_factory: pytest.TempPathFactory, kind: str, shape: list[int], data: st.DataObject
 ) -> None:
     values = data.draw(st.lists(st.integers(0, 100), min_size=int(np.prod(shape)), max_size=int(np.prod(shape))))
     array = np.array(values, dtype=kind).reshape(shape)
     ending = data.draw(st.sampled_from(["", ".gz", ".xz"]))
-    found = readers.read_idx(write_idx(tmp_path_factory.mktemp("idx") / f"a-idx{ending}", array))
-    assert found.dtype == array.dtype and np.array_equal(found, array)
+    values_read = readers.read_idx(write_idx(tmp_path_factory.mktemp("idx") / f"a-idx{ending}", array))
+    assert values_read.dtype == array.dtype and np.array_equal(values_read, array)
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize("under", ["", "MNIST/raw/"])
-def test_mnist_is_found_under_every_name(tmp_path: Path, ending: str, under: str) -> None:
-    whole = images.all_images("mnist", write_mnist(tmp_path / "npz"))
+def test_mnist_is_found_under_all_its_names(tmp_path: Path, ending: str, under: str) -> None:
+    expected = images.all_images("mnist", write_mnist(tmp_path / "npz"))
     x, y = numbered_images()
     for part, rows in (("train", slice(0, 300)), ("t10k", slice(300, 400))):
         write_idx(tmp_path / f"idx/{under}{part}-images-idx3-ubyte{ending}", x[rows])
         write_idx(tmp_path / f"idx/{under}{part}-labels-idx1-ubyte{ending}", y[rows])
-    found = images.all_images("mnist", tmp_path / "idx")
-    assert whole[0].shape == (400, 1, 28, 28) and whole[1].dtype == np.int64
-    assert np.array_equal(whole[0], found[0]) and np.array_equal(whole[1], found[1])
+    loaded = images.all_images("mnist", tmp_path / "idx")
+    assert expected[0].shape == (400, 1, 28, 28) and expected[1].dtype == np.int64
+    assert np.array_equal(expected[0], loaded[0]) and np.array_equal(expected[1], loaded[1])
 
 
-def test_letters_of_the_original_emnist_stand_upright(tmp_path: Path) -> None:
+def test_images_of_the_original_emnist_are_transposed(tmp_path: Path) -> None:
     x, _ = numbered_images(64)
     y = np.arange(64, dtype=np.uint8) % 62
     for part in ("train", "test"):
         write_idx(tmp_path / f"emnist-byclass-{part}-images-idx3-ubyte.gz", x.swapaxes(1, 2).copy())
         write_idx(tmp_path / f"emnist-byclass-{part}-labels-idx1-ubyte.gz", y)
-    found, labels = images.all_images("emnist", tmp_path)
+    loaded, labels = images.all_images("emnist", tmp_path)
     assert labels.tolist() == list(range(10)) * 2, "a to j are 36 to 45 there"
-    assert np.array_equal(found[:10, 0], x[36:46])
+    assert np.array_equal(loaded[:10, 0], x[36:46])
 
 
-def cifar_bytes(n: int, before: int = 1) -> bytes:
+def cifar_bytes(n: int, label_bytes: int = 1) -> bytes:
     rng = np.random.default_rng(0)
-    rows = rng.integers(0, 256, (n, before + 3072), dtype=np.uint8)
-    rows[:, :before] = np.arange(n)[:, None] % 10
+    rows = rng.integers(0, 256, (n, label_bytes + 3072), dtype=np.uint8)
+    rows[:, :label_bytes] = np.arange(n)[:, None] % 10
     return rows.tobytes()
 
 
@@ -128,11 +124,11 @@ def test_cifar_batches_npz_and_sheets_agree(tmp_path: Path) -> None:
     write_tile_sheet(tmp_path / "webp/cifar10/test_00.webp", pictures[250:])
     np.savez(tmp_path / "webp/cifar10/labels.npz", y_train=y[:250], y_test=y[250:290])
     for other, n in (("npz", 300), ("webp", 290)):
-        found = images.all_images("cifar10", tmp_path / other)
-        assert np.array_equal(found[0], x[:n]) and np.array_equal(found[1], y[:n])
+        loaded = images.all_images("cifar10", tmp_path / other)
+        assert np.array_equal(loaded[0], x[:n]) and np.array_equal(loaded[1], y[:n])
 
 
-def test_cifar_100_has_fine_labels(tmp_path: Path) -> None:
+def test_cifar_100_is_read_with_fine_labels(tmp_path: Path) -> None:
     rows = np.zeros((3, 3074), dtype=np.uint8)
     rows[:, 1] = [99, 3, 7]
     _, y = readers.read_cifar(write_compressed(rows.tobytes(), tmp_path / "train.bin"), classes=100)
@@ -140,7 +136,7 @@ def test_cifar_100_has_fine_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
-def test_tables(tmp_path: Path, ending: str) -> None:
+def test_csv_files_are_read_by_column(tmp_path: Path, ending: str) -> None:
     file = write_csv(tmp_path / f"a.csv{ending}", TABLE)
     assert readers.read_table(file, ("text", "account")) == {"text": ["good,\nvery", "ä"], "account": ["ann", "bob"]}
     bare = write_csv(tmp_path / f"b.csv{ending}", TABLE[1:], "latin-1")
@@ -148,7 +144,7 @@ def test_tables(tmp_path: Path, ending: str) -> None:
     assert readers.read_header(file) == ["account", "label", "text"]
 
 
-def test_word_vectors_are_read_once_and_agree(tmp_path: Path) -> None:
+def test_word_vectors_are_cached_and_equal_in_all_formats(tmp_path: Path) -> None:
     words = text.word_vectors("glove100", write_word_vectors(tmp_path))
     assert words is text.word_vectors("glove100", tmp_path)
     assert not words.vectors[0].any() and words.ids["good"] == 1 and words.vectors.shape == (7, 100)
@@ -159,9 +155,6 @@ def test_word_vectors_are_read_once_and_agree(tmp_path: Path) -> None:
     write_compressed("".join(lines).encode(), tmp_path / "txt/glove.6B.100d.txt")
     again = text.word_vectors("glove100", tmp_path / "txt")
     assert again.ids == words.ids and np.array_equal(again.vectors, words.vectors)
-
-
-# -- damage -----------------------------------------------------------------------------------------------------------
 
 
 def npz_file(catalog: Path) -> Path:
@@ -175,7 +168,7 @@ def sheet_file(catalog: Path) -> Path:
     )
 
 
-FORMS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
+FORMATS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "npz": (npz_file, lambda file: readers.read_npz(file, ("x", "y"))),
     "idx": (lambda catalog: write_idx(catalog / "a", np.arange(60, dtype="u1").reshape(20, 3)), readers.read_idx),
     "idx.gz": (lambda catalog: write_idx(catalog / "a.gz", np.arange(60, dtype="u1").reshape(20, 3)), readers.read_idx),
@@ -192,13 +185,13 @@ FORMS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("format_name", FORMATS)
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_damaged_bytes_are_read_or_refused_with_the_file(
-    form: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+def test_damaged_files_are_read_or_rejected_by_name(
+    format_name: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    write, read = FORMS[form]
+    write, read = FORMATS[format_name]
     file = write(tmp_path_factory.mktemp("damage"))
     whole = bytearray(file.read_bytes())
     for place in data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=4)):
@@ -210,9 +203,9 @@ def test_damaged_bytes_are_read_or_refused_with_the_file(
         assert file.name in str(error) and "xpected" in str(error)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_half_a_file_and_none_are_refused(form: str, tmp_path: Path) -> None:
-    write, read = FORMS[form]
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_truncated_and_missing_files_are_rejected(format_name: str, tmp_path: Path) -> None:
+    write, read = FORMATS[format_name]
     file = write(tmp_path)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2 - 3])
     with pytest.raises(PartyError, match=f"{file.name} cannot be used: .*Expected"):
@@ -231,8 +224,10 @@ def test_objects_in_an_npz_are_not_unpickled(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(st.dictionaries(st.integers(0, 127), st.sampled_from(b"()[]{}',: L019<>fOV|#\n\0\xff"), min_size=1, max_size=5))
-def test_an_npz_whose_arrays_have_a_broken_head(tmp_path_factory: pytest.TempPathFactory, bad: dict[int, int]) -> None:
-    """Its checksums are right, so that numpy comes to read the heads."""
+def test_an_npz_file_with_a_damaged_header_is_rejected(
+    tmp_path_factory: pytest.TempPathFactory, bad: dict[int, int]
+) -> None:
+    """The checksums are valid, so numpy reads the damaged headers."""
     whole = io.BytesIO()
     np.save(whole, np.arange(6).reshape(2, 3))
     data = bytearray(whole.getvalue())
@@ -250,7 +245,7 @@ def test_an_npz_whose_arrays_have_a_broken_head(tmp_path_factory: pytest.TempPat
     [
         (
             lambda f: write_idx(f / "a", np.zeros((3, 2), "u1")).write_bytes(b"\0\0\x08\x02" + bytes(8) + b"x"),
-            "goes on",
+            "continues after",
         ),
         (
             lambda f: write_compressed(b"\0\0\x08\x01\0\0\0\x05abc", f / "a"),
@@ -259,15 +254,17 @@ def test_an_npz_whose_arrays_have_a_broken_head(tmp_path_factory: pytest.TempPat
         (lambda f: write_compressed(b"\x1f\x8b\x08\0", f / "a"), "it begins with 1f 8b 08 00"),
     ],
 )
-def test_idx_says_in_which_row_it_breaks_off(write: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+def test_a_truncated_idx_file_is_rejected_with_the_row(
+    write: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
     write(tmp_path)
     with pytest.raises(PartyError, match=message):
         readers.read_idx(tmp_path / "a")
 
 
-def test_tables_say_which_row_is_wrong(tmp_path: Path) -> None:
+def test_invalid_csv_files_are_rejected_with_the_row(tmp_path: Path) -> None:
     short = write_csv(tmp_path / "short.csv", [*TABLE, ("x", 1)])
-    with pytest.raises(PartyError, match=r"row 4 has 2 fields\. Expected 3 fields a row"):
+    with pytest.raises(PartyError, match=r"row 4 has 2 fields\. Expected 3 fields per row"):
         readers.read_table(short, ("text",))
     with pytest.raises(
         PartyError,
@@ -280,16 +277,16 @@ def test_tables_say_which_row_is_wrong(tmp_path: Path) -> None:
         readers.read_table(write_csv(tmp_path / "empty.csv", TABLE[:1]), ("text",))
 
 
-def test_every_message_counts_the_rows_of_a_table_as_a_spreadsheet_does(tmp_path: Path) -> None:
-    """The names of the columns are row 1; what stands in quotes may have line breaks, and is one row all the same."""
-    good = [("x", "label", "account"), (1, 0, "a\nb"), (2, 1, "c")]
-    for bad, message in (
+def test_messages_count_csv_rows_like_a_spreadsheet(tmp_path: Path) -> None:
+    """Column names are row 1; a quoted text with line breaks is part of one row."""
+    valid = [("x", "label", "account"), (1, 0, "a\nb"), (2, 1, "c")]
+    for invalid, message in (
         ((3, 1), "row 4 has 2 fields"),
         (("no", 1, "c"), "row 4 of column 'x' holds 'no'"),
         ((3, "no", "c"), "row 4 of column 'label' holds 'no'"),
         ((3, -1, "c"), "row 4 of column 'label' holds -1"),
     ):
-        file = write_csv(tmp_path / "a.csv", [*good, bad])
+        file = write_csv(tmp_path / "a.csv", [*valid, invalid])
         with pytest.raises(PartyError, match=message):
             parties.csv(file, party_column="account")
     bare = write_csv(tmp_path / "bare.csv", [(1, 2), (3,)])
@@ -300,13 +297,13 @@ def test_every_message_counts_the_rows_of_a_table_as_a_spreadsheet_does(tmp_path
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "it has no column beside 'label'"),
-        ([("label",)], "it has no column beside 'label'"),
-        ([("label",), (1,), (0,)], "it has no column beside 'label'"),
+        ([], "it has no column besides 'label'"),
+        ([("label",)], "it has no column besides 'label'"),
+        ([("label",), (1,), (0,)], "it has no column besides 'label'"),
         ([("x", "label")], "it has no rows"),
     ],
 )
-def test_a_table_without_features_or_rows_is_refused(
+def test_a_csv_file_without_features_or_rows_is_rejected(
     rows: list[tuple[object, ...]], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(PartyError, match=message):
@@ -315,13 +312,13 @@ def test_a_table_without_features_or_rows_is_refused(
         readers.read_table(write_csv(tmp_path / "b.csv", rows[:1]), ())
 
 
-def test_a_table_of_excel_begins_with_a_mark(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     file = write_csv(tmp_path / "a.csv", TABLE, "utf-8-sig")
     assert readers.read_header(file) == ["account", "label", "text"]
     assert readers.read_table(file, ("account",)) == {"account": ["ann", "bob"]}
 
 
-def test_labels_outside_their_range_are_refused_with_the_row(tmp_path: Path) -> None:
+def test_labels_outside_their_range_are_rejected_with_the_row(tmp_path: Path) -> None:
     x, y = numbered_images(40)
     y[7] = 10
     np.savez(tmp_path / "emnist_lower_aj.npz", x=x, y=y)
@@ -336,7 +333,7 @@ def test_labels_outside_their_range_are_refused_with_the_row(tmp_path: Path) -> 
         images.all_images("emnist", tmp_path)
 
 
-def test_images_and_labels_must_fit(tmp_path: Path) -> None:
+def test_images_and_labels_must_agree(tmp_path: Path) -> None:
     x, y = numbered_images(40)
     for arrays, message in (
         ({"x": x[:30], "y": y}, "30 images and 40 labels"),
@@ -352,7 +349,7 @@ def test_images_and_labels_must_fit(tmp_path: Path) -> None:
         readers.read_npz(tmp_path / "one.npy", ("x",))
 
 
-def test_features_that_are_not_finite_are_refused_with_the_row(tmp_path: Path) -> None:
+def test_features_that_are_not_finite_are_rejected_with_the_row(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.array([[0.0], [np.nan]]), y=[0, 1])
     with pytest.raises(PartyError, match=r"Row 1 of 'x' in .*a\.npz holds nan"):
         parties.npz(tmp_path / "a.npz", count=1)
@@ -364,13 +361,13 @@ def test_features_that_are_not_finite_are_refused_with_the_row(tmp_path: Path) -
         parties.csv(file, count=1)
 
 
-def test_word_vectors_are_checked(tmp_path: Path) -> None:
+def test_invalid_word_vectors_are_rejected(tmp_path: Path) -> None:
     write_word_vectors(tmp_path, size=99)
-    with pytest.raises(PartyError, match=r"6 words and vectors \(6, 99\)\. Expected 100 numbers a word"):
+    with pytest.raises(PartyError, match=r"6 words and vectors \(6, 99\)\. Expected 100 numbers per word"):
         text.word_vectors("glove100", tmp_path)
     numbers = " ".join(["0.5"] * 300)
     write_compressed(f"the {numbers}\nof {numbers[:-3]}x\n".encode(), tmp_path / "glove.6B.300d.txt")
-    with pytest.raises(PartyError, match=r"line 2: .*Expected a word and 300 numbers a line"):
+    with pytest.raises(PartyError, match=r"line 2: .*Expected a word and 300 numbers per line"):
         text.word_vectors("glove300", tmp_path)
 
 
@@ -380,18 +377,18 @@ def test_a_missing_extra_names_the_command(tmp_path: Path, monkeypatch: pytest.M
         images.read_sheets(tmp_path, "train", 1)
 
 
-def test_letters_file(tmp_path: Path) -> None:
+def test_the_emnist_letters_file_is_read(tmp_path: Path) -> None:
     x, y = images.all_images("emnist", write_emnist_letters(tmp_path))
     assert x.shape == (400, 1, 28, 28) and np.bincount(y).tolist() == [40] * 10
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_duplicate_columns_are_rejected(tmp_path: Path) -> None:
     file = tmp_path / "twice.csv"
     file.write_text("a,a,label\n1,2,0\n")
-    with pytest.raises(PartyError, match="two columns are called 'a'"):
+    with pytest.raises(PartyError, match="two columns are named 'a'"):
         readers.read_table(file, ["a", "label"])
 
 
-def test_a_label_is_named_by_its_row_in_the_sheet(tmp_path: Path) -> None:
+def test_an_unknown_label_is_rejected_with_its_row(tmp_path: Path) -> None:
     with pytest.raises(PartyError, match="the label of row 3 is '7'"):
         readers.parse_labels(tmp_path / "it.csv", ["0", "7"], {"0": 0})

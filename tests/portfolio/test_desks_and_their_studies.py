@@ -213,7 +213,9 @@ def test_a_constant_backtest_is_left_out_of_the_sharpe_ratio() -> None:
     assert row["Sharpe ratio"] == pytest.approx(performance_measures.sharpe_ratio(growth[[0, 2]]).mean())
     assert row["annual return"] == pytest.approx(performance_measures.annual_return(growth).mean())
     (note,) = portfolio_table(still).notes
-    assert note == "FedAvg: 1 of 3 back-tests had a constant value and has no Sharpe ratio; the mean is over the others."
+    assert (
+        note == "FedAvg: 1 of 3 back-tests had a constant value and has no Sharpe ratio; the mean is over the others."
+    )
     assert note in study_page(still, {})
 
 
