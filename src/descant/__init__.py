@@ -1,7 +1,7 @@
 """Descant: federated learning for parties that differ.
 
-Each party keeps a model of its own, learns from the others through a robust centre, and is told, in numbers, whether
-joining helped. Start with `examples/first.py`; the loop itself is in `descant.rounds.loop`.
+Each party keeps a personal model, learns from the others through a robust aggregate, and sees whether joining helped.
+Start with `examples/first.py`; the loop itself is in `descant.rounds.loop`.
 """
 
 from importlib import import_module
@@ -66,7 +66,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: torch takes seconds, and `descant --help` must not wait for it."""
+    """Import a name on first use: torch takes seconds, and `descant --help` must not load it."""
     if name in ("algorithms", "parties", "portfolio", "models", "rl"):
         return import_module(f".{name}", __name__)
     if name in _HOME:

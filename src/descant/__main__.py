@@ -1,4 +1,4 @@
-"""`python -m descant` is `descant`."""
+"""Entry point of `python -m descant`."""
 
 from .cli import main
 

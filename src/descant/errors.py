@@ -1,56 +1,56 @@
-"""What can go wrong, as a tree; every message names the thing, what is allowed, what came and what to do.
+"""The tree of exceptions; every message names the thing, what is allowed, what was given and what to do.
 
 DescantError
-├── SettingError         a setting that does not exist, or a value out of its bounds   (also a ValueError)
-├── ModelError           a model that cannot take part: no parameters, NaN at the start, mixed dtypes
-├── PartyError           parties that cannot take part: none at all, shapes that differ, bad labels
-├── EngineError          a task that could not be carried to its party or back
-├── StateError           a saved run that is damaged, missing, or of another federation
-├── BudgetError          a round that would give away more of the parties than was agreed
-├── VaultError           a sealed coreset, or a key, that is refused
-└── TrustError           an invite, or a certificate, that is refused
+├── SettingError         an unknown setting, or a value out of its bounds   (also a ValueError)
+├── ModelError           an unusable model: no parameters, NaN at the start, mixed dtypes
+├── PartyError           unusable parties: none at all, different shapes, bad labels
+├── EngineError          a task or reply that could not be delivered
+├── StateError           saved state that is damaged, missing, of another federation or of an earlier version
+├── BudgetError          a round that would exceed the privacy budget
+├── VaultError           an encrypted coreset or a key that is rejected
+└── TrustError           an invite or a certificate that is rejected
 
-DescantWarning           what a user should know, though the work goes on
+DescantWarning           something the user should know that does not stop the run
 """
 
 from __future__ import annotations
 
 
 class DescantError(Exception):
-    """The base of every error that Descant raises on purpose."""
+    """The base of every error that Descant raises deliberately."""
 
 
 class SettingError(DescantError, ValueError):
-    """A setting that does not exist, or whose value is out of bounds."""
+    """An unknown setting, or a value out of its bounds."""
 
 
 class ModelError(DescantError):
-    """A model that cannot take part as it is."""
+    """A model that cannot be trained as it is."""
 
 
 class PartyError(DescantError):
-    """Parties, or the data of one, that cannot take part as they are."""
+    """Parties, or the data of a party, that cannot be used as they are."""
 
 
 class EngineError(DescantError):
-    """A task that could not be carried to its party, or its answer back."""
+    """A task or reply that could not be delivered."""
 
 
 class StateError(DescantError):
-    """A saved run that is damaged, missing, or belongs to another federation."""
+    """Saved state that is damaged, missing, of another federation or of an earlier version."""
 
 
 class BudgetError(DescantError):
-    """A round that would give away more of the parties than was agreed."""
+    """A round that would exceed the privacy budget."""
 
 
 class VaultError(DescantError):
-    """A sealed coreset, or a key, that is refused."""
+    """An encrypted coreset or a key that is rejected."""
 
 
 class TrustError(DescantError):
-    """An invite, or a certificate, that is refused."""
+    """An invite or a certificate that is rejected."""
 
 
 class DescantWarning(UserWarning):
-    """Something a user should know, though the work goes on."""
+    """Something the user should know that does not stop the run."""

@@ -1,4 +1,4 @@
-"""Recipes: what is written is what is run, it reads back the same, and what is wrong is named before the work."""
+"""Recipes run as written, read back the same, and name their errors before any training."""
 
 import dataclasses
 import math
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from descant import Algorithm, DescantWarning, Federation, Sgd, algorithms, compare, models, parties
 from descant.aggregation.aggregators import GeometricMedian
+from descant.algorithms.method_aliases import METHOD_NAMES, canonical_method_name
 from descant.algorithms.participation import FirstParties, Sample, Stragglers, all_parties
 from descant.config import Recipe, read_recipe, toml_io
 from descant.core.algorithm import Hyper, ParticipationContext
@@ -23,8 +24,6 @@ def tiny(*changes: str) -> Recipe:
     return read_recipe(TINY_RECIPE).with_values(*changes)
 
 
-# ── a text, and back ──────────────────────────────────────────────────────────────────────────────────────────────────
-
 plain = (
     st.booleans()
     | st.integers(-(2**63), 2**63 - 1)
@@ -37,32 +36,32 @@ tables = st.dictionaries(st.text(max_size=8), values, max_size=4)
 
 @settings(max_examples=40)
 @given(tables)
-def test_what_is_written_reads_back_the_same(found):
+def test_tables_read_back_as_written(found):
     assert toml_io.read(toml_io.write(found), "it") == found
 
 
 @given(plain)
-def test_a_value_on_the_command_line_is_toml(one):
+def test_a_value_on_the_command_line_is_parsed_as_toml(one):
     assert toml_io.parse_value(toml_io.write({"x": one}).removeprefix("x = ").rstrip("\n")) == one
 
 
-def test_a_recipe_reads_back_the_same_with_its_changes():
-    changed = tiny("work.lr=0.3", "method.rho=0.5", "methods.0.name=mine").quick_form()
+def test_a_recipe_with_changes_reads_back_the_same():
+    changed = tiny("training.lr=0.3", "method.rho=0.5", "methods.0.name=mine").quick_form()
     again = read_recipe(changed.text)
     assert again.tables == changed.tables and again.digest == changed.digest
     assert again.solver() == Sgd(lr=0.3, steps=4) and again.length.rounds == 1
     assert [one.name for one in again.algorithms()] == ["mine", "RFA+"]
 
 
-@pytest.mark.parametrize("change", ["work.lr=0.2", "parties.count=5", "methods.1.alpha=0.1", "method.rho=1.0"])
-def test_the_digest_is_of_what_decides_the_numbers(change):
+@pytest.mark.parametrize("change", ["training.lr=0.2", "parties.count=5", "methods.1.alpha=0.1", "method.rho=1.0"])
+def test_the_digest_covers_what_decides_the_results(change):
     assert tiny(change).digest != tiny().digest
 
 
-def test_a_total_of_work_makes_as_many_rounds_as_it_takes():
+def test_a_total_of_work_determines_the_number_of_rounds():
     text = TINY_RECIPE.replace("rounds = ", "total = 50 # ")
-    recipe = read_recipe(text).with_values("work.steps=20")
-    assert "total" in text and recipe.length.rounds == 3 and recipe.with_values("work.steps=25").length.rounds == 2
+    recipe = read_recipe(text).with_values("training.steps=20")
+    assert "total" in text and recipe.length.rounds == 3 and recipe.with_values("training.steps=25").length.rounds == 2
     with pytest.raises(SettingError, match="or a 'total' of work from which they follow, not both"):
         recipe.with_values("run.rounds=3").length  # noqa: B018
     assert recipe.with_values("run.total=20").length.rounds == 1
@@ -91,7 +90,7 @@ algorithm = "fedrl"
 """
 
 
-def test_a_total_of_work_goes_by_the_period_of_the_method():
+def test_a_total_of_work_follows_the_period_of_the_method():
     recipe = read_recipe(AGENTS)
     assert recipe.length.rounds == 10
     assert recipe.with_values("method.period=500").length.rounds == 2
@@ -105,7 +104,7 @@ def test_a_total_of_work_goes_by_the_period_of_the_method():
     )
     with pytest.raises(SettingError, match=r"'total' of \[run\], 1000, are 10, 20 rounds.*Give 'rounds' instead"):
         two.check()
-    short = recipe.with_values("run.total=30", "work.steps=10", "method.period=20")
+    short = recipe.with_values("run.total=30", "training.steps=10", "method.period=20")
     done = short.federation().fit(short.length.rounds, progress=False)
     assert [entry["work"] for entry in done.history_] == [20, 10]
 
@@ -126,14 +125,11 @@ def test_speeds_put_a_recipe_on_a_virtual_clock():
         "parties.data=/here",
     ],
 )
-def test_the_digest_is_of_nothing_else(change):
+def test_the_digest_ignores_seeds_engine_and_texts(change):
     assert tiny(change).digest == tiny().digest
 
 
-# ── what it makes ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_recipe_runs_what_a_user_would_have_written():
+def test_a_recipe_equals_the_same_federation_in_python():
     algorithm = algorithms.FedGeoMedPlus(alpha=ExponentialDecay(1.0, 0.9), rho=0.1)
     by_hand = Federation(
         lambda: models.logistic(64, 10), parties.digits(count=4), algorithm, lr=0.1, steps=4, participation=3, seed=5
@@ -141,7 +137,7 @@ def test_a_recipe_runs_what_a_user_would_have_written():
     assert tiny().federation(5).fit(3, progress=False).hash() == by_hand.fit(3, progress=False).hash()
 
 
-def test_its_study_is_what_compare_makes():
+def test_the_study_of_a_recipe_equals_compare():
     methods = [
         algorithms.FedAvg(),
         dataclasses.replace(algorithms.FedPlusV1(aggregate=GeometricMedian(), alpha=0.5), name="RFA+"),
@@ -166,12 +162,12 @@ def test_its_study_is_what_compare_makes():
     )
 
 
-def test_methods_that_are_named_keep_the_settings_of_the_recipe():
+def test_selected_methods_keep_the_settings_of_the_recipe():
     found = tiny().algorithms(["fed+v1", "ditto"])
     assert [one.name for one in found] == ["RFA+", "Ditto"] and found[0].terms[0].strength == 0.5
 
 
-def test_every_method_is_in_the_registry_and_can_be_named():
+def test_every_public_method_has_a_recipe_name():
     makers = {name for name in algorithms.__all__ if callable(getattr(algorithms, name))} - {
         *(
             "FirstParties",
@@ -194,6 +190,41 @@ def test_every_method_is_in_the_registry_and_can_be_named():
         assert isinstance(one, Algorithm) and one.participation == Sample(3)
 
 
+@pytest.mark.parametrize(
+    ("spelling", "canonical"),
+    [
+        ("fedavg+", "fedavg+"),
+        ("fedavgplus", "fedavg+"),
+        ("FedAvgPlus", "fedavg+"),
+        ("fedplus", "fed+"),
+        ("rfa+", "fedgeomed+"),
+        ("fedgeomed+", "fedgeomed+"),
+        ("fedgeomedplus", "fedgeomed+"),
+        ("comed+", "fedcomed+"),
+        ("fedcomedplus", "fedcomed+"),
+        ("FedPlusV1", "fed+v1"),
+        ("Fed-Prox", "fedprox"),
+        ("CoordinateMedian", "comed"),
+        ("Standalone", "local"),
+    ],
+)
+def test_other_spellings_of_a_method_are_stored_and_digested_under_its_canonical_name(spelling, canonical):
+    method = "method={algorithm='%s'}"
+    recipe = tiny(method % spelling, f"methods=[{{algorithm='{spelling}'}}]")
+    assert recipe.tables["method"]["algorithm"] == recipe.tables["methods"][0]["algorithm"] == canonical
+    assert recipe.digest == tiny(method % canonical, f"methods=[{{algorithm='{canonical}'}}]").digest
+    assert recipe.algorithm().name == algorithms.ALGORITHMS[canonical]().name
+    assert recipe.algorithms([spelling])[0].name == recipe.algorithm().name
+    swept = tiny(f"sweep.method.algorithm=['{spelling}']")
+    assert [at.tables["method"]["algorithm"] for _, at in swept.sweep_points()] == [canonical]
+
+
+def test_every_method_is_found_by_its_name_in_python():
+    assert set(METHOD_NAMES) == set(algorithms.ALGORITHMS)
+    for name, make in algorithms.ALGORITHMS.items():
+        assert canonical_method_name(make.__name__) == canonical_method_name(name) == name
+
+
 MINE = """
 from torch import nn
 from descant import parties
@@ -201,15 +232,15 @@ from descant import parties
 def net(width: int = 10):
     return nn.Linear(64, width)
 
-def people(count: int, data: str = ""):
+def population(count: int, data: str = ""):
     return parties.digits(count=count)
 """
 
 
-def test_models_and_parties_of_ones_own_go_by_their_address(tmp_path):
+def test_custom_models_and_parties_are_loaded_by_address(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     parts = {
-        "parties": {"population": f"{tmp_path}/mine.py:people", "count": 3},
+        "parties": {"population": f"{tmp_path}/mine.py:population", "count": 3},
         "model": {"net": f"{tmp_path}/mine.py:net"},
     }
     recipe = read_recipe(Recipe({**tiny().tables, **parts}).text)
@@ -221,18 +252,15 @@ def test_models_and_parties_of_ones_own_go_by_their_address(tmp_path):
 
 
 def test_a_sweep_visits_every_combination():
-    swept = tiny("sweep.parties.count=[3, 4]", "sweep.work.lr=[0.1, 0.2]")
-    found = [(at, one.tables["parties"]["count"], one.solver().lr_factor) for at, one in swept.sweep_points()]
+    swept = tiny("sweep.parties.count=[3, 4]", "sweep.training.lr=[0.1, 0.2]")
+    found = [(at, one.tables["parties"]["count"], one.solver().lr) for at, one in swept.sweep_points()]
     assert [(count, lr) for _, count, lr in found] == [(3, 0.1), (3, 0.2), (4, 0.1), (4, 0.2)]
-    assert found[1][0] == {"parties.count": 3, "work.lr": 0.2}
+    assert found[1][0] == {"parties.count": 3, "training.lr": 0.2}
     assert [at for at, _ in tiny().sweep_points()] == [{}] and swept.has_sweep and not tiny().has_sweep
 
 
-# ── what wraps a method ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def louder(base: Algorithm, factor: float = 2.0, words: tuple[str, ...] = ()) -> Algorithm:
-    """A wrapper for tests: one more term, which pulls to the centre."""
+    """Wrap a method with one more proximal term."""
     terms = (*base.terms, *algorithms.FedProx(mu=factor).terms)
     terms = tuple(dataclasses.replace(term, name=f"{term.name}{k}") for k, term in enumerate(terms))
     return dataclasses.replace(base, name=f"{base.name}+L{factor:g}", terms=terms)
@@ -256,30 +284,30 @@ factor = 3
 
 
 @pytest.mark.usefixtures("wrappers")
-def test_wraps_of_all_come_before_a_methods_own():
+def test_common_wrappers_are_inside_the_wrappers_of_a_method():
     recipe = read_recipe(TINY_RECIPE + WRAPPED).with_values(
         'methods.0.wrap=[{wrapper="louder"}, {wrapper="louder", factor=4.0, words=["a"]}]'
     )
     fedavg, named = recipe.check().algorithms()
     assert strengths(fedavg) == [3, 2.0, 4.0] and fedavg.name == "FedAvg+L3+L2+L4"
-    assert strengths(named) == [0.5, 3] and named.name == "RFA+", "a name that is given stays"
+    assert strengths(named) == [0.5, 3] and named.name == "RFA+", "a given name stays"
     assert recipe.algorithm().name == "FedGeoMedPlus+L3" and fedavg.participation == Sample(3)
     assert read_recipe(recipe.text).tables == recipe.tables
 
 
 @pytest.mark.usefixtures("wrappers")
-def test_training_alone_is_wrapped_as_the_others_are_and_is_still_called_local():
+def test_the_local_baseline_is_wrapped_and_keeps_its_name():
     recipe = read_recipe(TINY_RECIPE + WRAPPED).with_values("run.rounds=1", "run.seeds=1")
     for names in ([], ["fedavg"], ["local", "fedavg"]):
         study = recipe.study(names, progress=False)
-        alone = next(one for one in study.settings["algorithms"] if one["name"] == "Local")
-        assert [term["strength"] for term in alone["terms"]] == [3] and study.methods.count("Local") == 1
+        local = next(one for one in study.settings["algorithms"] if one["name"] == "Local")
+        assert [term["strength"] for term in local["terms"]] == [3] and study.methods.count("Local") == 1
     plain = read_recipe(TINY_RECIPE).with_values("run.rounds=1", "run.seeds=1").study(progress=False)
     assert study.of("Local")[0].scores.personal.mean != plain.of("Local")[0].scores.personal.mean
 
 
 @pytest.mark.usefixtures("wrappers")
-def test_wraps_are_counted_changed_swept_and_quickened():
+def test_wrappers_change_the_digest_and_can_be_swept():
     recipe = read_recipe(TINY_RECIPE + WRAPPED)
     assert recipe.digest not in (read_recipe(TINY_RECIPE).digest, recipe.with_values("wrap.0.factor=1.0").digest)
     own = recipe.with_values('methods.0.wrap=[{wrapper="louder"}]')
@@ -291,7 +319,7 @@ def test_wraps_are_counted_changed_swept_and_quickened():
 
 
 @pytest.mark.usefixtures("wrappers")
-def test_methods_may_be_named_as_the_recipe_calls_them():
+def test_methods_can_be_selected_by_their_recipe_names():
     recipe = tiny('methods.0.name="FA"', 'methods.1={algorithm="fedavg", name="FA+L", wrap=[{wrapper="louder"}]}')
     assert [one.name for one in recipe.algorithms(["FA+L"])] == ["FA+L"]
     assert [one.name for one in recipe.algorithms(["fedavg", "FA+L"])] == ["FA", "FA+L"]
@@ -301,14 +329,14 @@ def test_methods_may_be_named_as_the_recipe_calls_them():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("wrap.0.by=loder", "no wrapper 'loder'. Did you mean 'louder'"),
+        ("wrap.0.wrapper=loder", "no wrapper 'loder'. Did you mean 'louder'"),
         ("wrap.0.fctor=1", r"no key of \[\[wrap\]\] louder 'fctor'. Did you mean 'factor'"),
         ("wrap.0.factor=high", r"The 'factor' of \[\[wrap\]\] louder must be a number. Got 'high'"),
         ("wrap.0.factor=-1", "The 'mu' of FedAvg.* must be >= 0. Got -1"),
         ("wrap.0.base=1", r"The 'base' of \[\[wrap\]\] louder is the method that it wraps, and cannot be given"),
-        ("wrap=[{factor=1}]", r"\[\[wrap\]\] must have by = one of louder, or \"module:function\""),
+        ("wrap=[{factor=1}]", r"\[\[wrap\]\] must have wrapper = one of louder, or \"module:function\""),
         ("wrap=3", r"\[\[wrap\]\] of recipe must be tables. Got 3"),
-        ("wrap.0.by=math:sqrt", r"no key of \[\[wrap\]\] math:sqrt 'base'"),
+        ("wrap.0.wrapper=math:sqrt", r"no key of \[\[wrap\]\] math:sqrt 'base'"),
         ("methods.0.wrap=louder", r"The 'wrap' of \[\[methods\]\] fedavg must be tables. Got 'louder'"),
         (
             "methods.0.wrap=[{wrapper='louder', wrods=1}]",
@@ -317,43 +345,41 @@ def test_methods_may_be_named_as_the_recipe_calls_them():
         ("methods.1.name='FedAvg+L2'", "Two methods of recipe are called 'FedAvg\\+L2'"),
     ],
 )
-def test_what_is_wrong_with_a_wrap_is_named(change, message):
+def test_errors_in_a_wrapper_name_the_setting(change, message):
     with pytest.raises(SettingError, match=message):
         read_recipe(TINY_RECIPE + '[[wrap]]\nwrapper = "louder"\n').with_values(change).check()
 
 
-def test_what_cannot_wrap_training_alone_is_said_before_the_work():
+def test_a_wrapper_that_cannot_wrap_local_training_is_rejected_early():
     with pytest.raises(SettingError, match="AdaptiveHyper cannot tune Local, which has no global model"):
         tiny('wrap=[{wrapper="adaptive"}]').check()
 
 
-def test_none_is_a_word_where_nothing_may_be_said():
+def test_the_word_none_is_accepted_where_none_is_allowed():
     (found,) = tiny(
         'methods=[{algorithm="fedavg", wrap=[{wrapper="adaptive", collapse_factor="none", lr="none"}]}]'
     ).algorithms()
-    assert found.tune.collapse_factor is None and found.tune.lr_factor is None and found.name == "FedAvg+AH"
+    assert found.tune.collapse_factor is None and found.tune.lr is None and found.name == "FedAvg+AH"
     with pytest.raises(SettingError, match=r"The 'rho' of \[method\] fedgeomed\+ must be a number. Got 'none'"):
         tiny("method.rho=none").check(None)
 
 
-def test_a_wrapper_of_ones_own_goes_by_its_address(tmp_path):
+def test_a_custom_wrapper_is_loaded_by_address(tmp_path):
     code = "import dataclasses\n\ndef twice(base, suffix: str = '!'):\n"
     (tmp_path / "mine.py").write_text(
         code + "    return dataclasses.replace(base, name=base.name + suffix)\n\ndef none(base):\n    return 3\n"
     )
-    recipe = tiny(f'wrap=[{{by="{tmp_path}/mine.py:twice", suffix="?"}}]')
+    recipe = tiny(f'wrap=[{{wrapper="{tmp_path}/mine.py:twice", suffix="?"}}]')
     assert [one.name for one in recipe.check().algorithms()] == ["FedAvg?", "RFA+"]
     with pytest.raises(SettingError, match=r"mine.py:none must return an Algorithm. Got 3"):
-        tiny(f'wrap=[{{by="{tmp_path}/mine.py:none"}}]').check()
+        tiny(f'wrap=[{{wrapper="{tmp_path}/mine.py:none"}}]').check()
 
-
-# ── who takes part ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 NAMES = [str(k) for k in range(20)]
 
 
 @given(st.integers(0, 2**32), st.sampled_from([0.5, 0.9]), st.integers(2, 30))
-def test_the_same_parties_straggle_whatever_the_policy(seed, share, work):
+def test_both_straggler_policies_have_the_same_stragglers(seed, share, work):
     kept, dropped = (
         Stragglers(share, Sample(10), policy)(
             ParticipationContext(1, NAMES, Hyper(work=work), rng=np.random.default_rng(seed))
@@ -367,24 +393,28 @@ def test_the_same_parties_straggle_whatever_the_policy(seed, share, work):
 
 
 @given(st.integers(0, 1))
-def test_a_straggler_never_does_more_than_was_asked(work):
-    attending = ParticipationContext(1, NAMES, Hyper(work=work), rng=np.random.default_rng(0))
-    assert all(one.work == work for one in Stragglers(0.5)(attending).values())
+def test_a_straggler_never_works_more_than_asked(work):
+    context = ParticipationContext(1, NAMES, Hyper(work=work), rng=np.random.default_rng(0))
+    assert all(one.work == work for one in Stragglers(0.5)(context).values())
 
 
-def test_a_round_that_drops_everybody_is_an_error_before_the_work():
+def test_a_round_that_drops_all_parties_is_rejected_early():
     with pytest.raises(SettingError, match="All 1 parties of a round straggle"):
-        tiny("work.stragglers=0.9", "work.straggler_policy=drop", "work.attend=1").federation().fit(1, progress=False)
+        tiny("training.stragglers=0.9", "training.straggler_policy=drop", "training.participation=1").federation().fit(
+            1, progress=False
+        )
 
 
-def test_only_the_first_ever_train_and_all_are_judged():
-    fed = tiny("work.among=2").federation().fit(3, progress=False)
+def test_only_eligible_parties_train_and_all_are_evaluated():
+    fed = tiny("training.eligible_parties=2").federation().fit(3, progress=False)
     assert {name for round in range(3) for name in ("0", "1")} == set(fed.state.personal_models.names())
     assert len(fed.scores().names) == 4
 
 
-def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
-    found = tiny("work.stragglers=0.5", "work.among=2", "methods.0.straggler_policy=drop").algorithms()
+def test_a_method_may_override_the_participation_of_the_recipe():
+    found = tiny(
+        "training.stragglers=0.5", "training.eligible_parties=2", "methods.0.straggler_policy=drop"
+    ).algorithms()
     assert [one.participation for one in found] == [
         Stragglers(0.5, FirstParties(2, Sample(3)), "drop"),
         Stragglers(0.5, FirstParties(2, Sample(3)), "keep"),
@@ -392,17 +422,14 @@ def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
     assert read_recipe(TINY_RECIPE.replace("participation = 3", "")).algorithms()[0].participation is all_parties
 
 
-# ── what is wrong ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("work.lr=fast", r"The 'lr' of \[work\] must be a number. Got 'fast'"),
-        ("work.lr=-1", r"The 'lr' of \[work\] must be > 0. Got -1"),
-        ("work.leer=1", r"no key of \[work\] 'leer'. Did you mean 'lr'"),
-        ("work.stragglers=2.0", r"The 'stragglers' of \[work\] must be >= 0 and <= 1. Got 2.0"),
-        ("work.straggler_policy=kep", "must be one of 'keep', 'drop'. Got 'kep'"),
+        ("training.lr=fast", r"The 'lr' of \[training\] must be a number. Got 'fast'"),
+        ("training.lr=-1", r"The 'lr' of \[training\] must be > 0. Got -1"),
+        ("training.leer=1", r"no key of \[training\] 'leer'. Did you mean 'lr'"),
+        ("training.stragglers=2.0", r"The 'stragglers' of \[training\] must be >= 0 and <= 1. Got 2.0"),
+        ("training.straggler_policy=kep", "must be one of 'keep', 'drop'. Got 'kep'"),
         ("run.rounds=0", r"The 'rounds' of \[run\] must be a whole number >= 1. Got 0"),
         ("run.rounds=true", r"The 'rounds' of \[run\] must be a whole number. Got True"),
         ("run.engine=spark", "must be one of 'in-process', 'processes', 'ray'. Got 'spark'"),
@@ -416,29 +443,32 @@ def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
         ("model.net=logistc", "Did you mean 'logistic'"),
         ("model.net=mine.py", r'no net \'mine.py\'. Allowed: .* One of your own is "file.py:function" or "module:func'),
         ("method.algorithm=fedavg++", "Did you mean 'fedavg\\+'"),
-        ("method.algorithm=fedavgplus", "Did you mean 'fedavg\\+'"),
-        ("method.algorithm=FedGeoMedPlus", "Did you mean 'fedgeomed\\+'"),
+        ("method.algorithm=fedavgpluss", "Did you mean 'fedavg\\+'"),
+        ("method.algorithm=FedGeoMadPlus", "Did you mean 'fedgeomed\\+'"),
         ("method.alpha=true", r"The 'alpha' of \[method\] fedgeomed\+ must be a number or a table"),
         ("method.alpha={stat=1}", "no key of Decay 'stat'. Did you mean 'start'"),
         ("method.alpha={is='Decays'}", "no part 'Decays'. Did you mean 'Decay'"),
         ("method.rho=-1.0", "The 'rho' of FedGeoMedPlus must be > 0. Got -1.0"),
-        ("method.over=some", r"The 'over' of \[method\] fedgeomed\+ must be 'active' or 'all'. Got 'some'"),
+        (
+            "method.aggregate_over=some",
+            r"The 'aggregate_over' of \[method\] fedgeomed\+ must be 'active' or 'all'. Got 'some'",
+        ),
         ("method.name=3", "must be a text in quotes"),
         ("methods.0.mu=1", r"no key of \[\[methods\]\] fedavg 'mu'"),
         ("methods.7.mu=1", "'7' must be a number from 0 to 1"),
         ("methods=3", r"\[\[methods\]\] of recipe must be tables"),
         ("sweep.run.rounds=3", r"The 'run.rounds' of \[sweep\] must be a list"),
-        ("sweep.work.lr=[-1]", r"The 'lr' of \[work\] must be > 0"),
-        ("sweep.wrk.lr=[0.1, 0.2]", "no part of recipe 'wrk'. Did you mean 'work'"),
+        ("sweep.training.lr=[-1]", r"The 'lr' of \[training\] must be > 0"),
+        ("sweep.trainin.lr=[0.1, 0.2]", "no part of recipe 'trainin'. Did you mean 'training'"),
         ("sweep.run.ronds=[1, 2]", r"no key of \[run\] 'ronds'"),
-        ("work.attend=0", r"The 'attend' of \[work\] must be a whole number >= 1. Got 0"),
-        ("method.attend=0", r"The 'attend' of \[method\] fedgeomed\+ must be a whole number >= 1. Got 0"),
-        ("work.among=0", r"The 'among' of \[work\] must be a whole number >= 1. Got 0"),
+        ("training.participation=0", r"The 'participation' of \[training\] must be a whole number >= 1. Got 0"),
+        ("method.participation=0", r"The 'participation' of \[method\] fedgeomed\+ must be a whole number >= 1. Got 0"),
+        ("training.eligible_parties=0", r"The 'eligible_parties' of \[training\] must be a whole number >= 1. Got 0"),
         ("model.loss=5", r"The 'loss' of \[model\] must be \"module:function\".*Got 5"),
         ("model.metric=math:pi", r"The 'metric' of \[model\] must be .* a function or a class. Got 'math:pi'"),
         (
             "methods.1.name=Local",
-            r"'Local' is the name of training alone, which every table has. Give \[\[methods\]\] ",
+            r"'Local' is the name of local training, which every table has. Give \[\[methods\]\] ",
         ),
         ("methods.1.name=FedAvg", r"Two methods of recipe are called 'FedAvg'. Give one its own: name = "),
         ("quick.run=3", r"\[run\] of recipe must be a table"),
@@ -448,16 +478,19 @@ def test_who_attends_is_as_the_recipe_says_and_a_method_may_depart_from_it():
         ("version=soon", "The 'version' of recipe must be a whole number"),
         ("title.more=1", "which is not a table"),
         ("rounds", "--set takes table.key=value"),
-        ("paper=[{says='x', where='y', value='z', methods=[]}]", r"The 'value' of \[\[paper\]\] must be a number"),
+        (
+            "paper=[{description='x', source='y', value='z', methods=[]}]",
+            r"The 'value' of \[\[paper\]\] must be a number",
+        ),
     ],
 )
-def test_what_is_wrong_is_named_before_anything_is_made(change, message, monkeypatch):
+def test_errors_in_a_recipe_are_named_before_anything_is_built(change, message, monkeypatch):
     monkeypatch.setattr("descant.parties.population.from_arrays", None)
     with pytest.raises(SettingError, match=message):
         tiny(change).check().check(None)
 
 
-def test_a_recipe_that_lacks_something_says_what(tmp_path):
+def test_a_missing_part_of_a_recipe_is_named(tmp_path):
     with pytest.raises(SettingError, match=r"has no \[method\] to run"):
         tiny("method={}").federation()
     with pytest.raises(SettingError, match="names no method"):
@@ -473,11 +506,11 @@ def test_a_recipe_that_lacks_something_says_what(tmp_path):
         read_recipe(tmp_path / "bad.toml")
 
 
-def test_infinities_survive_the_way_through_toml():
+def test_infinities_round_trip_through_toml():
     assert toml_io.read(toml_io.write({"x": math.inf, "y": [-math.inf]}), "it") == {"x": math.inf, "y": [-math.inf]}
 
 
-def test_types_that_only_a_type_checker_sees_do_not_stop_a_model_of_ones_own(tmp_path):
+def test_unresolvable_annotations_do_not_stop_a_custom_model(tmp_path):
     code = "from __future__ import annotations\nfrom torch import nn\n\n"
     (tmp_path / "typed.py").write_text(
         code + "def net(inputs: Nowhere) -> nn.Module:\n    return nn.Linear(inputs, 10)\n"
@@ -486,12 +519,12 @@ def test_types_that_only_a_type_checker_sees_do_not_stop_a_model_of_ones_own(tmp
     assert made().in_features == 64
 
 
-def test_a_recipe_may_begin_with_the_mark_of_its_encoding(tmp_path):
+def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / "marked.toml").write_text(TINY_RECIPE, encoding="utf-8-sig")
     assert read_recipe(tmp_path / "marked.toml").tables == tiny().tables
 
 
-def test_a_method_that_is_named_twice_is_compared_once():
+def test_a_method_selected_twice_is_compared_once():
     assert [made.name for made in tiny().algorithms(["fedavg", "local", "fedavg"])] == ["FedAvg", "Local"]
 
 
@@ -506,11 +539,14 @@ test = ["2019-01-07", "2019-01-09"]
 
 @pytest.mark.parametrize(
     ("population", "key", "more"),
-    [("desks", "market", DESKS), ("csv", "file", "label = 'A'"), ("npz", "file", ""), ("spoken_words", "folder", "")],
+    [
+        ("desks", "market", DESKS),
+        ("csv", "file", "label_column = 'A'"),
+        ("npz", "file", ""),
+        ("spoken_words", "folder", ""),
+    ],
 )
-def test_files_of_parties_are_found_beside_their_recipe_and_when_it_goes_on(
-    tmp_path, monkeypatch, population, key, more
-):
+def test_data_files_are_found_relative_to_their_recipe(tmp_path, monkeypatch, population, key, more):
     file = tmp_path / "sub" / "prices.csv"
     file.parent.mkdir()
     file.write_text("date,A,B\n" + "".join(f"2019-01-0{day},{day},{day}\n" for day in range(1, 10)))
@@ -522,7 +558,7 @@ def test_files_of_parties_are_found_beside_their_recipe_and_when_it_goes_on(
     kept = there.text
     digest = there.digest
     monkeypatch.chdir(file.parent)
-    assert read_recipe("mine.toml").digest == read_recipe(kept).digest == digest  # it lies elsewhere, and is the same
+    assert read_recipe("mine.toml").digest == read_recipe(kept).digest == digest  # the location does not matter
     monkeypatch.chdir("/")
     assert read_recipe(kept).tables["parties"][key] == str(file) and read_recipe(kept).text == kept
     if population == "desks":
@@ -530,7 +566,7 @@ def test_files_of_parties_are_found_beside_their_recipe_and_when_it_goes_on(
 
 
 @pytest.mark.parametrize("market", ["sp500", "generated", "sp50"])
-def test_names_of_markets_are_no_files(tmp_path, market):
+def test_names_of_markets_are_not_file_paths(tmp_path, market):
     (tmp_path / "mine.toml").write_text(f"[parties]\npopulation = 'desks'\nmarket = '{market}'\n")
     found = read_recipe(tmp_path / "mine.toml")
     assert found.tables["parties"]["market"] == market and f'"{market}"' in found.text

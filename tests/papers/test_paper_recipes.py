@@ -241,7 +241,7 @@ def test_parties_above_each_baseline_are_recorded_and_shown(done, tmp_path):
     table = resolve(f"{ROOT / 'docs' / 'results.py'}:table")
     assert "| parties above RFA | parties above CoordinateMedian |" in table(point).splitlines()[0]
     earlier = {name: point[name] for name in point if name not in above[2:]}
-    assert table(earlier).splitlines()[0].endswith("| parties above Local | parties above FedAvg |")
+    assert table(earlier).splitlines()[0].endswith("| parties above local | parties above FedAvg |")
 
 
 def test_global_model_curves_of_silos_that_leave_are_recorded_and_shown(done, tmp_path):

@@ -38,7 +38,7 @@ def ByzantineParties(
 class PoisonedAggregator:
     """An aggregator that multiplies the first models before it combines them."""
 
-    aggregate: Aggregate = setting(help="the aggregator that is attacked", apart=True)
+    aggregate: Aggregate = setting(help="the aggregator that is attacked", own_message=True)
     count: int = setting(1, "how many parties are Byzantine", least=1, whole=True)
     scale: float = setting(1.0, "the factor on their models", least=-_MAX_SCALE, most=_MAX_SCALE)
 
@@ -52,7 +52,7 @@ class PoisonedAggregator:
 class FalseRewardWeights:
     """A weight function that replaces the rewards of the first parties by a claimed one."""
 
-    compute_weights: ComputeWeights = setting(help="the weight function that is attacked", apart=True)
+    compute_weights: ComputeWeights = setting(help="the weight function that is attacked", own_message=True)
     count: int = setting(1, "how many parties are Byzantine", least=1, whole=True)
     claimed_reward: float | None = setting(
         None, "the reward that they claim; None: the true one", least=-_MAX_SCALE, most=_MAX_SCALE

@@ -48,7 +48,7 @@ class FirstParties:
     """Only the first ``count`` parties ever take part; the others are evaluated on the global model (ERRATA 15)."""
 
     count: int = setting(10, "parties that ever take part", least=1, whole=True)
-    participation: Participation = setting(all_parties, "which of these take part", apart=True)
+    participation: Participation = setting(all_parties, "which of these take part", own_message=True)
 
     def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
         first = set(islice(context.all_parties or context.available_parties, self.count))
@@ -71,7 +71,7 @@ class Stragglers:
     """
 
     share: float = setting(0.9, "the share of the participants that straggle", least=0, most=1)
-    participation: Participation = setting(all_parties, "which parties take part", apart=True)
+    participation: Participation = setting(all_parties, "which parties take part", own_message=True)
     policy: StragglerPolicy = setting(
         "keep", "keep or drop the work of stragglers (ERRATA 26)", one_of=("keep", "drop")
     )
@@ -100,7 +100,7 @@ class RandomAvailability:
 
     probability: float = setting(0.5, "the probability that a party is available", least=0, most=1)
     rounds_per_draw: int = setting(1, "rounds between draws of availability", least=1, whole=True)
-    participation: Participation = setting(all_parties, "which of the available parties take part", apart=True)
+    participation: Participation = setting(all_parties, "which of the available parties take part", own_message=True)
 
     def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
         period = (context.round - 1) // self.rounds_per_draw
@@ -124,7 +124,7 @@ class PeriodicParticipation:
 
     period: int = setting(7, "rounds from one participation to the next", least=1, whole=True)
     first_rounds: Mapping[str, int] = field(default_factory=dict)  # by party: the first round in which it takes part
-    participation: Participation = setting(all_parties, "which of the available parties take part", apart=True)
+    participation: Participation = setting(all_parties, "which of the available parties take part", own_message=True)
 
     def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
         for name, first in self.first_rounds.items():
@@ -172,7 +172,7 @@ class Timetable:
     """
 
     spans: tuple[PresenceSpan, ...]
-    participation: Participation = setting(all_parties, "which of the present parties take part", apart=True)
+    participation: Participation = setting(all_parties, "which of the present parties take part", own_message=True)
     source: str = field(default="the schedule", repr=False, compare=False)  # its name in messages
 
     @classmethod

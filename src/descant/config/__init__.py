@@ -1,25 +1,25 @@
-"""A recipe: one TOML file that says what is run, with the settings of the functions that it names.
+"""Recipes: one TOML file describes a run by naming functions and giving their settings.
 
 version = 1
 title = "Two methods on digits"
-[run]       rounds = 20, seeds = 3                        (`Length`)
+[run]       rounds = 20, seeds = 3                        (`RunSettings`)
 [parties]   population = "digits", and its keywords       (`parties.POPULATIONS`, or "module:function")
-[model]     net = "logistic", and its keywords            (`problems.NETS`, or "module:function")
-[training]      lr, steps or epochs, batch, attend, ...       (`Sgd` and `Attendance`)
+[model]     net = "logistic", and its keywords            (`models.NETWORKS`, or "module:function")
+[training]  lr, steps or epochs, batch, participation, ...  (`Sgd` and `ParticipationSettings`)
 [method]    algorithm = "fedavg+", and its keywords       (`algorithms.ALGORITHMS`): what `descant run` runs
-[vault]     folder, key: where parties' coresets are kept; share, count: what they agreed to (`VaultAt`, `Agreed`):
-            for `descant run`
-[[methods]] the same, once a method                       what `descant compare` compares
-[[wrap]]    by = "matching", and its keywords             (`algorithms.WRAPPERS`, or "module:function"): wraps every
-            method, local too; wrap = [{wrapper = ...}, ...] in a method's table wraps that one, after these
-            (for keywords that may be None, "none" is that)
-[quick]     what a short form changes, table by table;    [sweep] lists of values to go through
-[[paper]]   what the paper prints                         (`Figure`)
+[vault]     folder, key: where coresets are kept; share, count: their limit (`VaultLocation`, `CoresetLimit`);
+            for `descant run` only
+[[methods]] the same, one table a method                  what `descant compare` compares
+[[wrap]]    wrapper = "matching", and its keywords        (`algorithms.WRAPPERS`, or "module:function"): wraps every
+            method, local too; wrap = [{wrapper = ...}, ...] in a method's table wraps that method, outside these
+            ("none" stands for None)
+[quick]     changes of the short form, table by table;    [sweep] lists of values
+[[paper]]   numbers that the paper prints                 (`PaperFigure`)
 
-The paths of a schedule, of a vault and of parties' files are relative to the recipe's folder. A run keeps what a
-schedule says, and where the others are.
+Paths of a schedule, of a vault and of parties' files are relative to the recipe's folder. A run stores the content of
+a schedule, and absolute paths of the other files.
 
-Light to import: torch waits until something is made.
+Light to import: torch is loaded when something is built.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""What a file gives to a function: its signature says which keywords there are and of what type. Nothing is said twice.
+"""Keywords from a file for a function, checked against the names and types in its signature.
 
 >>> def net(inputs: int, hidden: int = 32) -> None: ...
->>> keywords_for(net, {"inputs": 64, "hiden": 8}, "[model]")
+>>> parse_keywords(net, {"inputs": 64, "hiden": 8}, "[model]")
 Traceback (most recent call last):
 descant.errors.SettingError: There is no key of [model] 'hiden'. Did you mean 'hidden'? Allowed: hidden, inputs.
 """
@@ -35,56 +35,58 @@ Converter = Callable[[Any], Any]
 
 
 def identity(value: Any) -> Any:
-    """No other reading of a value."""
+    """Return the value unchanged."""
     return value
 
 
 def parse_keywords(
     factory: Callable[..., Any], values: Mapping[str, Any], location: str, convert: Converter = identity
 ) -> dict[str, Any]:
-    """The keywords to call ``make`` with; one that it does not know, of a wrong type, or missing is an error.
+    """Return the keywords to call ``factory`` with; raise for one that is unknown, missing or of a wrong type.
 
-    A value whose type is not the keyword's is tried once more as ``convert`` reads it: a list as a tuple, say.
+    A value of another type is converted by ``convert`` first: a list to a tuple, for example.
     """
     parameters = inspect.signature(factory).parameters
     hints = parameter_types(factory)
     accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     named = [name for name, parameter in parameters.items() if parameter.kind in NAMED_KINDS]
-    found = {}
+    parsed = {}
     for key, value in values.items():
         if key not in named and not accepts_any:
             raise unknown_name_error(f"key of {location}", key, named or ["none"])
         hint = hints.get(key, Any)
-        found[key] = value if matches_type(value, hint) else convert(value)
-        if not matches_type(found[key], hint):
+        parsed[key] = value if matches_type(value, hint) else convert(value)
+        if not matches_type(parsed[key], hint):
             raise SettingError(f"The {key!r} of {location} must be {describe_type(hint)}. Got {value!r:.80}.")
     missing = [name for name in named if name not in values and parameters[name].default is inspect.Parameter.empty]
     if missing:
         raise SettingError(
             f"{location} lacks {', '.join(map(repr, missing))}, which must be {describe_type(hints[missing[0]])}."
         )
-    return found
+    return parsed
 
 
 NAMED_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def parameter_types(factory: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a function's keywords, or of a class's."""
+    """Return the types of the parameters of a function or class."""
     if isinstance(factory, type) and not is_dataclass(factory):
         factory = factory.__init__  # type: ignore[misc]
     anything = dict.fromkeys(inspect.signature(factory).parameters, Any)
     try:
         return anything | get_type_hints(factory)
-    except NameError:  # a module of the user's imports its types for type checkers only
+    except NameError:  # a user's module may import types for type checkers only
         return anything
 
 
 def matches_type(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type, as far as that can be said of it; a whole number is a number, true is not.
+    """Return whether a value has a type, as far as that can be checked; an integer is a number, a bool is not.
 
-    >>> fits(1, float), fits(True, float), fits("a", int), fits(("a",), tuple[str, ...]), fits("a", Sequence[str])
-    (True, False, False, True, False)
+    >>> matches_type(1, float), matches_type(True, float), matches_type("a", int)
+    (True, False, False)
+    >>> matches_type(("a",), tuple[str, ...]), matches_type("a", Sequence[str])
+    (True, False)
     """
     origin = get_origin(hint)
     args = get_args(hint)
@@ -100,14 +102,14 @@ def matches_type(value: Any, hint: Any) -> bool:
         return True
     kind = origin or hint
     if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
-        return not isinstance(value, str | int | float | list | dict)  # a plain value is none of our records
+        return not isinstance(value, str | int | float | list | dict)  # a plain value is not a record
     return isinstance(value, kind) and not (kind is Sequence and isinstance(value, str))
 
 
 def describe_type(hint: Any) -> str:
-    """A type in words.
+    """Describe a type in words.
 
-    >>> told(int | None), told(Literal["keep", "drop"]), told(Sequence[int])
+    >>> describe_type(int | None), describe_type(Literal["keep", "drop"]), describe_type(Sequence[int])
     ('a whole number', "'keep' or 'drop'", 'a list of whole numbers')
     """
     if get_origin(hint) in (Union, UnionType):

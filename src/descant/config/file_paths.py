@@ -1,4 +1,4 @@
-"""Files that a recipe names: they are found from its own folder, and what a run keeps of it does without them."""
+"""File paths in recipes: relative to the recipe's folder, and inlined or absolute in a stored recipe."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PATH_KEYS = re.compile(
 
 
 def resolve_paths(value: Any, folder: Path, key_path: str = "") -> Any:
-    """Tables of a file in that folder, with the paths in them as seen from here.
+    """Return the tables with the paths in them joined to the folder of their file.
 
-    >>> located({"work": {"schedule": "who.csv", "lr": 0.1}}, Path("silos"))
-    {'work': {'schedule': 'silos/who.csv', 'lr': 0.1}}
+    >>> resolve_paths({"training": {"schedule": "presence.csv", "lr": 0.1}}, Path("silos"))
+    {'training': {'schedule': 'silos/presence.csv', 'lr': 0.1}}
     """
     if isinstance(value, Mapping):
         return {key: resolve_paths(one, folder, f"{key_path}.{key}") for key, one in value.items()}
@@ -26,7 +26,7 @@ def resolve_paths(value: Any, folder: Path, key_path: str = "") -> Any:
 
 
 def inline_paths(value: Any, key_path: str = "", convert_path: Callable[[Path], Path] = Path.absolute) -> Any:
-    """The same tables for any folder: a schedule's spans in place of its file, and other paths as ``place`` says."""
+    """Return tables that do not depend on a folder: a schedule becomes its spans, other paths are converted."""
     if isinstance(value, Mapping):
         return {key: inline_paths(one, f"{key_path}.{key}", convert_path) for key, one in value.items()}
     if isinstance(value, list):
@@ -37,15 +37,15 @@ def inline_paths(value: Any, key_path: str = "", convert_path: Callable[[Path], 
 
 
 def base_name(path: Path) -> Path:
-    """What a path is called, wherever it lies."""
+    """Return the last part of a path."""
     return Path(path.name)
 
 
 def _is_path(value: Any, key_path: str) -> bool:
-    """Whether a value is a path; a market without an ending is known by its name."""
-    found = PATH_KEYS.search(key_path)
-    named = isinstance(value, str) and found is not None and found.end() == len(key_path)
-    return named and (not key_path.endswith(".market") or bool(Path(value).suffix))
+    """Return whether a value is a path; a market without a file extension is a name."""
+    match = PATH_KEYS.search(key_path)
+    has_path_key = isinstance(value, str) and match is not None and match.end() == len(key_path)
+    return has_path_key and (not key_path.endswith(".market") or bool(Path(value).suffix))
 
 
 def schedule_spans(file: str) -> list[dict[str, Any]]:

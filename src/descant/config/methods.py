@@ -1,4 +1,4 @@
-"""A method's table as an algorithm: what it names, its keywords, what wraps it, and who takes part."""
+"""Build an algorithm from a method's table: its keywords, its wrappers and its participation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .sections import PARTICIPATION_KEYS, ParticipationSettings, check_tables, p
 if TYPE_CHECKING:
     from ..core.algorithm import Algorithm
 
-LOCAL = "Local"  # the name of training alone, whatever wraps every method
+LOCAL = "Local"  # the name of local training, whatever wraps it
 
 
 def make_method(
     method_table: Mapping[str, Any], location: str, training: Mapping[str, Any], wrap: Sequence[Mapping[str, Any]]
 ) -> Algorithm:
-    """The algorithm of one table; ``work`` is [work], whose attendance it may depart from, and ``wrap`` [[wrap]]."""
+    """Return the algorithm of one table; its participation keys override those of [training]."""
     from ..algorithms import ALGORITHMS
 
     if "algorithm" not in method_table:
@@ -40,7 +40,7 @@ def make_method(
     reserved_keys = ("algorithm", "name", "wrap", *PARTICIPATION_KEYS)
     rest = {name: value for name, value in method_table.items() if name not in reserved_keys}
     algorithm = ALGORITHMS[key](**parse_keywords(ALGORITHMS[key], rest, method_location, convert=parse_record))
-    name = LOCAL if algorithm.name == LOCAL else None  # what wraps all of them makes it no other method
+    name = LOCAL if algorithm.name == LOCAL else None  # common wrappers do not make it another method
     algorithm = apply_wrappers(algorithm, wrap, "[[wrap]]")
     algorithm = algorithm if name is None else replace(algorithm, name=name)
     algorithm = apply_wrappers(
@@ -53,7 +53,7 @@ def make_method(
         raise SettingError(f"The 'name' of {method_location} must be {describe_type(str)}. Got {name!r}.")
     if name == LOCAL != algorithm.name:
         raise SettingError(
-            f"{LOCAL!r} is the name of training alone, which every table has. Give {method_location} another one."
+            f"{LOCAL!r} is the name of local training, which every table has. Give {method_location} another one."
         )
     return replace(
         algorithm,
@@ -86,7 +86,7 @@ def key_list(table: Mapping[str, Any]) -> str:
 
 
 def apply_wrappers(algorithm: Algorithm, wrap: Sequence[Mapping[str, Any]], location: str) -> Algorithm:
-    """An algorithm with what wraps it, one table each, from the inside out."""
+    """Wrap an algorithm, one table a wrapper, from the inside out."""
     from ..algorithms import WRAPPERS
     from ..core.algorithm import Algorithm
 
@@ -104,31 +104,31 @@ def apply_wrappers(algorithm: Algorithm, wrap: Sequence[Mapping[str, Any]], loca
 
 
 def rounds_from_total(total: int, work_per_round: int, methods: Sequence[Mapping[str, Any]]) -> int:
-    """How many rounds a total of work makes: the same for all methods, whose periods may be their own."""
+    """Return the number of rounds in a total of work; it must be the same for all methods."""
     from ..algorithms import FedRL, Period
 
     if total < work_per_round:
         raise SettingError(
-            f"The 'total' of [run], {total}, is less than the work of one round, {work_per_round}: parties would never merge. "
+            f"The 'total' of [run], {total}, is less than the work of one round, {work_per_round}: no round would end. "
             "Give a larger total, or less work a round."
         )
-    found = set[int]()
+    counts = set[int]()
     for one in methods:
         if "period" not in one:
-            found.add(-(-total // max(1, work_per_round)))
+            counts.add(-(-total // max(1, work_per_round)))
             continue
         tune = FedRL(**{key: value for key, value in one.items() if key in ("period", "factor")}, total=total).tune
-        found.add(len(tune.lengths()) if isinstance(tune, Period) else 0)
-    if len(found) > 1:
-        counts = ", ".join(map(str, sorted(found)))
+        counts.add(len(tune.lengths()) if isinstance(tune, Period) else 0)
+    if len(counts) > 1:
+        listed = ", ".join(map(str, sorted(counts)))
         raise SettingError(
-            f"The 'total' of [run], {total}, are {counts} rounds, by the periods of its methods. Give 'rounds' instead."
+            f"The 'total' of [run], {total}, are {listed} rounds, by the periods of its methods. Give 'rounds' instead."
         )
-    return found.pop() if found else -(-total // max(1, work_per_round))
+    return counts.pop() if counts else -(-total // max(1, work_per_round))
 
 
 def align_total(table: Mapping[str, Any], total: int | None) -> Mapping[str, Any]:
-    """The table of a method whose period ends where the run does."""
+    """Return the table of a method with the run's total, if the method has a period."""
     if total is None or "period" not in table:
         return table
     if table.get("total", total) != total:
@@ -141,11 +141,12 @@ def align_total(table: Mapping[str, Any], total: int | None) -> Mapping[str, Any
 def warn_if_exceeding_total(
     total: int | None, work_per_round: int, methods: Sequence[Mapping[str, Any]], rounds: int
 ) -> None:
-    """Say so if whole rounds are more than the total of work."""
+    """Warn if whole rounds exceed the total of work."""
     if total is not None and rounds * work_per_round > total and any("period" not in one for one in methods):
         warnings.warn(
-            f"{rounds} rounds of {work_per_round} are {rounds * work_per_round}, more than the 'total' of {total} in [run]. Give a total "
-            "that is a multiple of a round's work, to have just that.",
+            f"{rounds} rounds of {work_per_round} are {rounds * work_per_round}, more than the 'total' of {total} "
+            "in [run]. "
+            "Give a total that is a multiple of a round's work to avoid this.",
             DescantWarning,
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""What a recipe says, and what is made of it."""
+"""Recipes, and the objects built from them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe says, checked as far as it can be before anything is made."""
+    """The tables of a recipe, checked as far as possible before anything is built."""
 
     tables: Mapping[str, Any]
     name: str = "recipe"
 
     @property
     def text(self) -> str:
-        """The whole of it as TOML, overrides included: what a run's folder keeps. It needs no file beside it."""
+        """Return the recipe as TOML, overrides included: a run's folder keeps it, and it needs no other file."""
         return toml_io.write(inline_paths(self.tables))
 
     @property
@@ -62,13 +62,13 @@ class Recipe:
 
     @property
     def length(self) -> RunSettings:
-        found = RunSettings(**parse_keywords(RunSettings, self._table("run"), "[run]"))
-        check_settings(found, "[run]")
-        if found.total is None:
-            return found
+        settings = RunSettings(**parse_keywords(RunSettings, self._table("run"), "[run]"))
+        check_settings(settings, "[run]")
+        if settings.total is None:
+            return settings
         if "rounds" in self._table("run"):
             raise SettingError("Give [run] 'rounds', or a 'total' of work from which they follow, not both.")
-        return replace(found, rounds=rounds_from_total(found.total, self.solver().hyper.work, self._methods()))
+        return replace(settings, rounds=rounds_from_total(settings.total, self.solver().hyper.work, self._methods()))
 
     @property
     def seeds(self) -> list[int]:
@@ -76,7 +76,7 @@ class Recipe:
 
     @property
     def paper_figures(self) -> list[PaperFigure]:
-        """What the paper prints."""
+        """Return the numbers that the paper prints."""
         return [
             PaperFigure(**parse_keywords(PaperFigure, one, "[[paper]]", convert=parse_record))
             for one in self._list("paper")
@@ -84,7 +84,7 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """Of what decides the numbers: not of words, seeds, engine or where the data is."""
+        """Return a digest of what decides the results: not of texts, seeds, engine or the location of data."""
         inlined = replace(self, tables=inline_paths(self.tables, convert_path=base_name))
         digested = {key: dict(inlined._table(key)) for key in ("run", "parties", "model", "training", "sweep")}
         excluded_keys = {"run": ("seeds", "seed", *EXECUTION_KEYS), "parties": ("data",), "model": ("data",)}
@@ -97,13 +97,11 @@ class Recipe:
 
     @property
     def has_sweep(self) -> bool:
-        """Whether it goes through values."""
+        """Return whether the recipe has a [sweep]."""
         return bool(self._table("sweep"))
 
-    # ── another recipe ────────────────────────────────────────────────────────────────────────────────────────────────
-
     def quick_form(self) -> Recipe:
-        """The short form."""
+        """Return the short form, by [quick]."""
         changes = self._table("quick")
         if not changes:
             raise SettingError(f"{self.name} has no [quick] form.")
@@ -111,7 +109,7 @@ class Recipe:
         return check_recipe(replace(self, tables=toml_io.merge_tables(rest, changes)))
 
     def with_values(self, *assignments: str) -> Recipe:
-        """With other values, each given as "table.key=value"; a value is TOML, and a bare word is a text."""
+        """Return the recipe with other values, each "table.key=value" with TOML or a bare word as its value."""
         tables = self.tables
         for assignment in assignments:
             path, equals, value = assignment.partition("=")
@@ -121,7 +119,7 @@ class Recipe:
         return check_recipe(replace(self, tables=tables))
 
     def with_data_folder(self, data: str | Path | None) -> Recipe:
-        """With the folder of its data, wherever what it names reads one."""
+        """Return the recipe with a data folder for the population and network that read one."""
         factories = {"parties": self._population()[0], "model": self._network()[0]}
         tables_with_data = [
             name for name, make in factories.items() if data is not None and "data" in signature(make).parameters
@@ -131,7 +129,7 @@ class Recipe:
         )
 
     def sweep_points(self) -> Iterator[tuple[dict[str, Any], Recipe]]:
-        """Every combination of the values in [sweep], and the recipe at it; one with no values if there is no sweep."""
+        """Yield every combination of values in [sweep] with its recipe; without a sweep, one empty combination."""
         lists = dict(toml_io.flatten_tables(self._table("sweep")))
         rest = replace(self, tables={key: value for key, value in self.tables.items() if key != "sweep"})
         for values in itertools.product(*lists.values()):
@@ -141,20 +139,18 @@ class Recipe:
                 tables = toml_io.with_value(tables, path.split("."), one, path)
             yield point, check_recipe(replace(rest, tables=tables))
 
-    # ── what it says, made ────────────────────────────────────────────────────────────────────────────────────────────
-
     def model(self) -> ModelSource:
-        """What makes the model of every party."""
+        """Return the function that builds the model."""
         factory, keywords = self._network()
         return partial(factory, **parse_keywords(factory, keywords, "[model]", convert=parse_record))
 
     def population(self) -> PopulationSource:
-        """What makes the parties."""
+        """Return the function that builds the parties."""
         factory, keywords = self._population()
         return partial(factory, **parse_keywords(factory, keywords, "[parties]", convert=parse_record))
 
     def solver(self) -> Solver:
-        """How a party learns alone: by Sgd, or by what `solver` in [work] names."""
+        """Return the solver that `solver` in [training] names; by default Sgd."""
         from ..training import SOLVERS
 
         training = dict(self._table("training"))
@@ -172,9 +168,9 @@ class Recipe:
         return solver
 
     def algorithms(self, names: Sequence[str] = ()) -> list[Algorithm]:
-        """The methods that are compared: those of [[methods]] (or [method]), or those that are named.
+        """Return the methods to compare: those of [[methods]] (or [method]), or those in ``names``.
 
-        One that is named, as an algorithm or by the name that the recipe gives it, keeps the recipe's settings for it.
+        A name is an algorithm or the name that the recipe gives a method; the recipe's settings for it apply.
         """
         listed = self._list("methods") or [one for one in self._list("method") if one]
         if names:
@@ -188,30 +184,30 @@ class Recipe:
         compared = [self._algorithm(with_canonical_names(one), "[[methods]]") for one in listed]
         names_used = [
             algorithm.name for algorithm in compared if algorithm.name != LOCAL
-        ]  # alone comes once in any case
+        ]  # Local is included once in any case
         for name in names_used:
             if names_used.count(name) > 1:
                 raise SettingError(f'Two methods of {self.name} are called {name!r}. Give one its own: name = "...".')
         return compared
 
     def local(self) -> Algorithm:
-        """Training alone, with what wraps every method."""
+        """Return local training, with the wrappers of every method."""
         return self._algorithm({"algorithm": "local"}, "[[methods]]")
 
     def algorithm(self) -> Algorithm:
-        """The method of a single run."""
+        """Return the method of a single run, by [method]."""
         given = self._table("method")
         if not given:
-            hint = "add one, say --set method.algorithm=fedavg+, or use descant compare"
+            hint = "add one, such as --set method.algorithm=fedavg+, or use descant compare"
             raise SettingError(f"{self.name} has no [method] to run: {hint}.")
         return self._algorithm(given, "[method]")
 
     def engine(self) -> EngineFactory:
-        """Who does the parties' work."""
+        """Return the engine."""
         return make_engine(self.length)
 
     def federation(self, seed: int | None = None) -> Federation:
-        """The federation of a single run, by [method]."""
+        """Return the federation of a single run, by [method]."""
         from ..federation import Federation
 
         chosen = self.length.seed if seed is None else seed
@@ -220,7 +216,7 @@ class Recipe:
         return Federation(self.model(), self.population(), self.algorithm(), seed=chosen, **settings)
 
     def study(self, names: Sequence[str] = (), progress: bool = True, cache: ResultCache | None = None) -> Study:
-        """Its methods (or those that are named) side by side, by `compare`; finished trainings are kept in a folder."""
+        """Compare its methods (or those in ``names``); ``cache`` keeps finished trainings."""
         from ..studies.study import compare
 
         chosen = self.require_no_vault().algorithms(names)
@@ -238,7 +234,7 @@ class Recipe:
         return replace(study, settings={**{k: v for k, v in texts.items() if v}, **study.settings, "recipe": self.text})
 
     def check(self, names: Sequence[str] | None = ()) -> Recipe:
-        """Raise for whatever can be found wrong before parties and models are made; None leaves methods to [method]."""
+        """Raise for errors that can be found before parties and models are built; with None, check [method] alone."""
         if names is not None:
             self.require_no_vault()
         for at in self.check_tables():
@@ -247,7 +243,7 @@ class Recipe:
         return self
 
     def check_tables(self) -> list[Recipe]:
-        """The same of all but the methods; what is returned is the recipe at every point of its sweep."""
+        """Check everything except the methods; return the recipe at every point of its sweep."""
         self.length, self.paper_figures  # noqa: B018
         points = [at for _, at in self.sweep_points()]
         for at in points:
@@ -255,33 +251,31 @@ class Recipe:
         return points
 
     def require_no_vault(self) -> Recipe:
-        """The same, if it has no [vault]."""
+        """Return the recipe; raise if it has a [vault]."""
         if self._table("vault"):
             raise SettingError(
-                f"[vault] of {self.name} is for descant run: here many trainings would seal coresets into one vault. "
+                f"[vault] of {self.name} is for descant run: many trainings cannot share one vault. "
                 "Leave it out: --set 'vault={}'."
             )
         return self
 
-    # ── parts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def _table(self, name: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.tables.get(name, {})
-        return found
+        table: Mapping[str, Any] = self.tables.get(name, {})
+        return table
 
     def _list(self, name: str) -> list[Mapping[str, Any]]:
-        found = self.tables.get(name, [])
-        return [found] if isinstance(found, Mapping) else list(found)
+        tables = self.tables.get(name, [])
+        return [tables] if isinstance(tables, Mapping) else list(tables)
 
     def settings(self) -> dict[str, Any]:
-        """What a federation takes beside model, parties, algorithm and seed."""
+        """Return the arguments of a federation other than model, parties, algorithm and seed."""
         model = self._table("model")
-        found = {
+        functions = {
             name: resolve_address(model[name], f"The {name!r} of [model]")
             for name in ("loss", "metric")
             if name in model
         }
-        return {**found, "solver": self.solver(), "engine": self.engine()}
+        return {**functions, "solver": self.solver(), "engine": self.engine()}
 
     def _algorithm(self, table: Mapping[str, Any], location: str) -> Algorithm:
         ends = align_total(table, self._table("run").get("total"))
@@ -307,7 +301,7 @@ class Recipe:
 
 
 def read_recipe(source: str | Path, base_folder: Path | None = None) -> Recipe:
-    """The recipe in a file, or in a text if there is a line break in it; a file's paths go from its folder, or home."""
+    """Read a recipe from a file, or from a text with a line break; paths are relative to the file's folder."""
     path = None if isinstance(source, str) and "\n" in source else Path(source)
     if path is None:
         text = str(source)
@@ -324,7 +318,7 @@ def read_recipe(source: str | Path, base_folder: Path | None = None) -> Recipe:
 
 
 def check_recipe(recipe: Recipe) -> Recipe:
-    """The same, if its tables are those of a recipe."""
+    """Return the recipe with canonical method names; raise if its tables are not those of a recipe."""
     check_shape(recipe.tables, recipe.name)
     recipe = replace(recipe, tables=with_canonical_names(recipe.tables))
     if recipe.tables.get("quick"):

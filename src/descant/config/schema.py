@@ -1,4 +1,4 @@
-"""Which parts a recipe may have, and of what form."""
+"""The parts of a recipe and their form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("version", "title", "about", *LISTS, *TABLES)
 
 
 def check_shape(tables: Mapping[str, Any], name: str) -> None:
-    """Raise unless these are the tables of a recipe, of a version that is known."""
+    """Raise unless these are the tables of a recipe of a known version."""
     version = tables.get("version", VERSION)
     if not matches_type(version, int) or version < 1:
         raise SettingError(f"The 'version' of {name} must be a whole number >= 1. Got {version!r}.")
@@ -38,7 +38,7 @@ def check_shape(tables: Mapping[str, Any], name: str) -> None:
 
 
 def check_quick_and_sweep(tables: Mapping[str, Any]) -> None:
-    """What [quick] and [sweep] change must be parts of a recipe, and a sweep has lists."""
+    """Raise unless [quick] changes parts of a recipe and [sweep] has lists."""
     parts = [name for name in (*TABLES, "methods", "wrap") if name != "quick"]
     for key in tables.get("quick", {}):
         if key not in parts:

@@ -1,4 +1,4 @@
-"""The tables of a recipe as records, and what a table may name: populations, nets, penalties, centres, schedules."""
+"""The tables of a recipe as records, and the objects that a table may name: populations, networks, penalties."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ ENGINES = ("in-process", "processes", "ray")
 
 @dataclass(frozen=True)
 class RunSettings:
-    """[run]: how long, how often, and by whom."""
+    """[run]: length, seeds and engine."""
 
     rounds: int = setting(100, "rounds of training", least=1, whole=True)
     total: int | None = setting(
         None,
-        "a party's work in all, in steps or epochs, instead of rounds: so many rounds as it takes",
+        "the total work of a party in steps or epochs, instead of rounds",
         least=1,
         whole=True,
     )
-    seeds: int = setting(1, "how often all is repeated, with other first models and draws", least=1, whole=True)
-    seed: int = setting(0, "the first seed; the others follow it", least=0, whole=True)
-    points: int = setting(10, "how often scores are taken on the way", least=1, whole=True)
-    engine: str = setting("in-process", "who does the parties' work", one_of=ENGINES)
-    address: str | None = setting(None, "of Ray: host:port of a cluster that runs; without it, one is started here")
+    seeds: int = setting(1, "repetitions with other initial models and draws", least=1, whole=True)
+    seed: int = setting(0, "the first seed; the others follow", least=0, whole=True)
+    points: int = setting(10, "the number of rounds in which parties are evaluated", least=1, whole=True)
+    engine: str = setting("in-process", "the engine that runs local training", one_of=ENGINES)
+    address: str | None = setting(None, "for ray: host:port of a running cluster; without it, a local one is started")
     workers: int | None = setting(
-        None, "of the engines 'processes' and 'ray': how many; as many as there are cores", least=1, whole=True
+        None, "for processes and ray: the number of workers; by default the number of cores", least=1, whole=True
     )
     speeds: dict[str, float] | None = setting(
-        None, "a virtual clock, for methods that do not wait: by party, units of work a second; 1 for who is not named"
+        None, "a virtual clock for asynchronous methods: units of work a second by party; 1 if not named"
     )
 
 
 EXECUTION_KEYS = ("engine", "address", "workers")
-"""The keys of [run] that decide who does the work, and so nothing of what comes of it."""
+"""The keys of [run] that do not change results."""
 
 
 def make_engine(settings: RunSettings) -> EngineFactory:
-    """Who does the parties' work."""
+    """Return the engine of [run]."""
     from ..engines import InProcess, Processes, Ray, VirtualClock
 
     if settings.address is not None and settings.engine != "ray":
         raise SettingError(f"An 'address' in [run] is for the engine 'ray'. Got {settings.engine!r}.")
     if settings.workers is not None and settings.engine == "in-process":
-        raise SettingError("'workers' in [run] are of the engines 'processes' and 'ray'. Got 'in-process'.")
+        raise SettingError("'workers' in [run] is for the engines 'processes' and 'ray'. Got 'in-process'.")
     engine: EngineFactory = InProcess
     if settings.engine != "in-process":
         workers = settings.workers
@@ -62,40 +62,38 @@ def make_engine(settings: RunSettings) -> EngineFactory:
 
 @dataclass(frozen=True)
 class ParticipationSettings:
-    """Who takes part in a round, and how: keys of [work], and of a method that departs from it."""
+    """Participation in a round: keys of [training], and of a method that overrides them."""
 
-    participation: int | None = setting(
-        None, "parties a round, drawn anew each time; all, if it is not given", least=1, whole=True
-    )
+    participation: int | None = setting(None, "parties per round, drawn each time; by default all", least=1, whole=True)
     eligible_parties: int | None = setting(
-        None, "only the first so many parties ever take part; all are judged", least=1, whole=True
+        None, "the number of parties, from the first, that ever train; all are evaluated", least=1, whole=True
     )
     stragglers: float = setting(
-        0.0, "the share of those who take part that does only 1 to E-1 units of its work", least=0, most=1
+        0.0, "the share of participants that do only 1 to E-1 units of their work", least=0, most=1
     )
-    straggler_policy: str = setting("keep", "whether their work counts (ERRATA 26)", one_of=("keep", "drop"))
+    straggler_policy: str = setting(
+        "keep", "keep or drop the updates of stragglers (ERRATA 26)", one_of=("keep", "drop")
+    )
     participation_probability: float | None = setting(
-        None, "the probability that a party comes in a round", least=0, most=1
+        None, "the probability that a party participates in a round", least=0, most=1
     )
     redraw_every: int | None = setting(
         None,
-        "with comes: rounds until it is drawn again whether a party comes; 1, if it is not given",
+        "with participation_probability: rounds between two draws; by default 1",
         least=1,
         whole=True,
     )
     participation_interval: int | None = setting(
-        None, "rounds from one time to the next of the parties in comes_first", least=1, whole=True
+        None, "rounds between two participations of the parties in first_rounds", least=1, whole=True
     )
-    first_rounds: dict[str, int] | None = setting(
-        None, "by party: the round in which it comes first; others always come"
-    )
-    last_rounds: dict[str, int] | None = setting(None, "by party: the last round in which it is there")
+    first_rounds: dict[str, int] | None = setting(None, "by party: its first round; other parties always participate")
+    last_rounds: dict[str, int] | None = setting(None, "by party: its last round")
     schedule: str | list[Any] | None = setting(
-        None, "who is there when: a CSV file (party,from,to), or a list of {party, from, to}"
+        None, "presence of parties: a CSV file (party,from,to), or a list of {party, from, to}"
     )
 
     def to_participation(self) -> Participation:
-        """The same as an algorithm's answer."""
+        """Return the participation function of an algorithm."""
         from ..algorithms.participation import (
             Dropouts,
             FirstParties,
@@ -109,26 +107,26 @@ class ParticipationSettings:
 
         if (self.participation_interval is None) != (self.first_rounds is None):
             raise SettingError(
-                "Give comes_every and comes_first together: how often, and by party from which round on."
+                "Give participation_interval and first_rounds together: the interval, and by party its first round."
             )
         if self.redraw_every is not None and self.participation_probability is None:
-            raise SettingError("A 'stint' is for parties that come by chance: give 'comes', too.")
-        found: Participation = all_parties if self.participation is None else Sample(self.participation)
+            raise SettingError("'redraw_every' is for random participation: give 'participation_probability', too.")
+        participation: Participation = all_parties if self.participation is None else Sample(self.participation)
         if self.participation_probability is not None:
-            found = RandomAvailability(self.participation_probability, self.redraw_every or 1, found)
+            participation = RandomAvailability(self.participation_probability, self.redraw_every or 1, participation)
         if self.participation_interval is not None and self.first_rounds is not None:
-            found = PeriodicParticipation(self.participation_interval, self.first_rounds, found)
+            participation = PeriodicParticipation(self.participation_interval, self.first_rounds, participation)
         if self.last_rounds is not None:
-            found = Dropouts(self.last_rounds, found)
+            participation = Dropouts(self.last_rounds, participation)
         if isinstance(self.schedule, str):
-            found = Timetable.read(self.schedule, found)
+            participation = Timetable.read(self.schedule, participation)
         elif self.schedule is not None:
-            found = Timetable.from_records(self.schedule, found)
+            participation = Timetable.from_records(self.schedule, participation)
         if self.eligible_parties is not None:
-            found = FirstParties(self.eligible_parties, found)
+            participation = FirstParties(self.eligible_parties, participation)
         if self.stragglers:
-            found = Stragglers(self.stragglers, found, self.straggler_policy)  # type: ignore[arg-type]
-        return found
+            participation = Stragglers(self.stragglers, participation, self.straggler_policy)  # type: ignore[arg-type]
+        return participation
 
 
 PARTICIPATION_KEYS = tuple(each.name for each in fields(ParticipationSettings))
@@ -136,18 +134,18 @@ PARTICIPATION_KEYS = tuple(each.name for each in fields(ParticipationSettings))
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """[[paper]]: a number that the paper prints, and which of ours stands beside it: a mean over methods' means."""
+    """[[paper]]: a number that the paper prints, and ours to compare it with: a mean over methods' means."""
 
-    description: str = setting(help="what the number is, in words")
-    source: str = setting(help="where it stands: table, figure or section")
+    description: str = setting(help="what the number is")
+    source: str = setting(help="its source: table, figure or section")
     value: float = setting(help="the number")
-    methods: tuple[str, ...] = setting(help="our methods, by their names in the table")
-    minus: tuple[str, ...] = setting((), "methods whose mean is taken off")
-    at: Mapping[str, Any] = field(default_factory=dict)  # the point of a sweep that it belongs to
+    methods: tuple[str, ...] = setting(help="our methods, by their names")
+    minus: tuple[str, ...] = setting((), "methods whose mean is subtracted")
+    at: Mapping[str, Any] = field(default_factory=dict)  # the point of a sweep
 
 
 def vault_settings(table: Mapping[str, Any]) -> dict[str, Any]:
-    """[vault] as settings of a federation: where the vault is, and how much of its data a party lets go."""
+    """Return the location of the vault and the limit of coresets as arguments of a federation."""
     from ..storage.vault.coreset_rows import CoresetLimit
     from ..storage.vault.vault_location import VaultLocation
 
@@ -167,7 +165,7 @@ def vault_settings(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_tables(value: Any, location: str) -> list[Mapping[str, Any]]:
-    """The same, if it is a list of tables."""
+    """Return the value; raise unless it is a list of tables."""
     if not (isinstance(value, list) and all(isinstance(one, Mapping) for one in value)):
         raise SettingError(f"{location} must be tables. Got {value!r:.80}.")
     return value
@@ -176,7 +174,7 @@ def check_tables(value: Any, location: str) -> list[Mapping[str, Any]]:
 def resolve_choice(
     table: Mapping[str, Any], location: str, key: str, registry: Mapping[str, Callable[..., Any]]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """What a table names, out of a registry or by its address, and the keywords that it gives."""
+    """Return the function that a table names, from a registry or by its address, and the other keywords."""
     name = table.get(key)
     if not isinstance(name, str):
         known = ", ".join(sorted(registry))
@@ -191,7 +189,7 @@ def resolve_choice(
 
 
 def resolve_address(address: Any, location: str) -> Callable[..., Any]:
-    """The function or class that stands at an address."""
+    """Return the function or class at an address."""
     from ..serialization.references import resolve
 
     found = resolve(address) if isinstance(address, str) else None
@@ -203,9 +201,9 @@ def resolve_address(address: Any, location: str) -> Callable[..., Any]:
 
 
 def parse_record(value: Any) -> Any:
-    """A list as a tuple; a table as the record that it names, {is = "GeometricMedian"}, or as a decay.
+    """Convert a list to a tuple, and a table to the record it names, {is = "GeometricMedian"}, or to a decay.
 
-    "none" where no text is wanted is None, for which TOML has no word.
+    "none" becomes None, which TOML does not have.
     """
     if value == "none":
         return None

@@ -1,11 +1,11 @@
-"""The words of the system: what an algorithm answers, what a solver is given, what crosses the boundary.
+"""The record `Algorithm`, and the types of its fields.
 
-Rows are parties: K models are a matrix ``[K, width]``, one flat model a row (see `flat`). A round, as `run` walks it:
+Rows are parties: K models are a matrix ``[K, width]``, one flat model a row (see `models.flat`). The order of a round:
 
-    tune -> attend -> Task -> start, terms, pull (at the party, by a solver) -> Report -> gate -> aggregate -> keep
+    tune -> participation -> Task -> local start, terms, proximal step (at the party, by a solver) -> Reply
+         -> validation -> aggregate -> server update -> personalize
 
-What crosses between the round and a party (Task, Report) is in `messages`; solvers, engines and
-stores are in `interfaces`.
+Messages between the round and a party (Task, Reply) are in `messages`; solvers, engines and stores in `interfaces`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ..privacy.gaussian_mechanism import PrivacySettings
 
 NamedTensors: TypeAlias = Mapping[str, Tensor]
-"""What a party keeps from round to round beside its model: optimiser moments, private columns. It never travels."""
+"""Tensors by name: a party's state beside its model (optimizer moments, private columns), or server state."""
 
 APPEND_ONLY = "log."
-"""What a memory's name begins with where its rows never change once they are there: a store keeps it without a copy."""
+"""Prefix of state whose rows never change once written: a store keeps it without a copy."""
 
 CORESET_STATE = "coreset."
 SECRET_STATE = "secret."
@@ -35,17 +35,17 @@ SECRET_STATE = "secret."
 
 Metrics: TypeAlias = Mapping[str, float]
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(output, target) -> a number, or one number a sample, of which the mean is taken."""
+"""(output, target) -> a number, or one number a sample, which is averaged."""
 
 
-def solver_state(memory: NamedTensors) -> NamedTensors:
+def solver_state(party_state: NamedTensors) -> NamedTensors:
     """Return the part of a party's state that its solver sees."""
-    return {name: tensor for name, tensor in memory.items() if not name.startswith((CORESET_STATE, SECRET_STATE))}
+    return {name: tensor for name, tensor in party_state.items() if not name.startswith((CORESET_STATE, SECRET_STATE))}
 
 
-def hidden_state(memory: NamedTensors) -> NamedTensors:
+def hidden_state(party_state: NamedTensors) -> NamedTensors:
     """Return the part of a party's state that its solver never sees: deposited coresets and secrets."""
-    return {name: tensor for name, tensor in memory.items() if name.startswith((CORESET_STATE, SECRET_STATE))}
+    return {name: tensor for name, tensor in party_state.items() if name.startswith((CORESET_STATE, SECRET_STATE))}
 
 
 @dataclass(frozen=True)
@@ -54,53 +54,50 @@ class Hyper:
 
     lr: float = setting(0.01, "the learning rate η", above=0)
     work: int = setting(
-        20, "how much a party learns in a round, in the solver's unit (steps or epochs)", least=0, whole=True
+        20, "the local training of a round, in the solver's unit (steps or epochs)", least=0, whole=True
     )
-
-
-# ── what an algorithm answers ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class LossContext:
-    """What a term of the loss may read: one party, one batch. Shapes are those of one party."""
+    """The inputs of a loss term: one party and one batch. Shapes are those of one party."""
 
     w: Tensor  # [d] the parameters that are being trained
-    received: Tensor  # [d] the parameters that came from the centre, frozen
-    private_params: Tensor  # [q] the term's private columns, trained with w and never reported
+    received: Tensor  # [d] the parameters received from the server, frozen
+    private_params: Tensor  # [q] the term's private columns, trained with w and never sent
     x: Tensor
     y: Tensor
     output: Tensor
     features: Mapping[str, Tensor]  # values of the trained model at the term's points
-    received_features: Mapping[str, Tensor]  # the same points in the frozen received model
-    apply: Callable[[Tensor, Tensor], Tensor]  # (parameters, x) -> output: the module with other numbers in it
+    received_features: Mapping[str, Tensor]  # values of the frozen received model at the same points
+    apply: Callable[[Tensor, Tensor], Tensor]  # (parameters, x) -> output: the module with other parameters
     loss: Loss
 
 
 @dataclass(frozen=True)
 class LossTerm:
-    """What a party adds to its loss: strength · value(sight)."""
+    """A term of a party's loss: strength · value(context)."""
 
-    name: str  # of its private columns in the party's memory: no two terms of an algorithm share it
+    name: str  # of its private columns in the party state: unique within an algorithm
     value: Callable[[LossContext], Tensor]
-    strength: Schedule = setting(1.0, "the factor before the term", least=0, called="symbol")
-    feature_names: tuple[str, ...] = ()  # values of both models that the term reads, by their names (see `traced`)
-    initial_values: InitialValues | None = None  # (received [d], draws) -> first values [q] of its private columns
-    symbol: str = "strength"  # the paper's letter for it
+    strength: Schedule = setting(1.0, "the factor of the term", least=0, name_field="symbol")
+    feature_names: tuple[str, ...] = ()  # values of both models that the term reads (see `models.tracing`)
+    initial_values: InitialValues | None = None  # (received [d], rng) -> initial values [q] of its private columns
+    symbol: str = "strength"  # the paper's symbol
 
 
 class ProximalStep(Protocol):
-    """What draws a party back after each step: w ← θ·w + (1-θ)·z with θ = 1/(1+αη), Fed+ v2 eq. (6)."""
+    """The proximal step after each local step: w ← θ·w + (1-θ)·z with θ = 1/(1+αη), Fed+ v2 eq. (6)."""
 
     def anchor(self, personal_models: Tensor, global_model: Tensor, round: int, parties: Sequence[str]) -> Tensor:
-        """z_k = R(w̃, w_k), eq. (11) or Proposition 3; ``[K, d]``."""
+        """Return z_k = R(w̃, w_k), eq. (11) or Proposition 3; ``[K, d]``."""
 
     def alphas(self, round: int, parties: Sequence[str], like: Tensor) -> Tensor:
-        """α of every party in this round, ``[K, 1]``, or ``[K, d]`` where it differs by layer."""
+        """Return α of every party in this round, ``[K, 1]``, or ``[K, d]`` where it differs by layer."""
 
 
 class AggregateResult(Protocol):
-    """A centre, and how far it is from the best one."""
+    """An aggregate, and its distance from optimality."""
 
     @property
     def point(self) -> Tensor: ...
@@ -109,60 +106,60 @@ class AggregateResult(Protocol):
 
 
 class FreezeSchedule(Protocol):
-    """Which parameters stand still while others learn."""
+    """A schedule of frozen parameters."""
 
     def trainable_mask(self, step: int, steps: Sequence[int], d: int) -> Tensor:
-        """True ``[K, d]`` where a party's parameters move in this step, of as many as each party takes."""
+        """Return a mask ``[K, d]``, True where a party's parameters are trained in this step of its ``steps``."""
 
 
 @dataclass(frozen=True)
 class TuneContext:
-    """What a tuner knows before a round."""
+    """The inputs of a tuner before a round."""
 
     round: int
     hyper: Hyper  # the solver's own
-    tuner_state: NamedTensors  # what the tuner said to remember
-    feedback: Metrics  # the metrics of the last round; before the first, "validation" alone, where there is such a set
-    global_model: Tensor  # [width] the centre that the round would begin with
+    tuner_state: NamedTensors  # the tuner's state after the last round
+    feedback: Metrics  # the metrics of the last round; before the first only "validation", if there is such a set
+    global_model: Tensor  # [width] the global model before the round
     rng: np.random.Generator
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a tuner says: the round's hyper-parameters, and what it remembers."""
+    """The result of a tuner: the round's hyper-parameters and the tuner's new state."""
 
     hyper: Hyper
     tuner_state: NamedTensors
-    global_model: Tensor | None = None  # [width] another centre to go on from, for parties, too: it went back
-    note: str = ""  # a sentence on what it did beyond tuning, for whoever looks after the run
+    global_model: Tensor | None = None  # [width] an earlier global model to continue from: a rollback
+    note: str = ""  # a sentence on a rollback, for the log
     metrics: Metrics = field(default_factory=dict)  # recorded with the round
 
 
 @dataclass(frozen=True)
 class ParticipationContext:
-    """What is known when it is settled who takes part in a round."""
+    """The inputs of a participation function."""
 
     round: int
-    available_parties: Sequence[str]  # who can be reached and has no work yet, in the parties' order
+    available_parties: Sequence[str]  # parties that can be reached and are idle, in the population's order
     hyper: Hyper  # the round's
-    rng: np.random.Generator  # for draws that concern everybody
-    seed: int = 0  # the run's, for streams of a party's own
+    rng: np.random.Generator  # for draws that concern all parties
+    seed: int = 0  # the run's, for streams of single parties
     all_parties: Collection[str] = ()  # all parties of the federation
 
 
 @dataclass(frozen=True)
 class ProxySettings:
-    """Who answers for the absent: a coreset that the party left, trained on from where the party would begin."""
+    """Coreset proxies: the deposited coreset of an absent party is trained from where the party would begin."""
 
-    selection: Any = setting(help="how a party chooses the rows that it leaves", apart=True)  # parties.Selection
-    work: int | None = setting(None, "τ′: how much a stand-in learns; None: as a party does", least=0, whole=True)
+    selection: Any = setting(help="the selection of a coreset's rows", own_message=True)  # parties.Selection
+    work: int | None = setting(None, "τ′: the local training of a proxy; None: that of a party", least=0, whole=True)
 
 
 @dataclass(frozen=True)
 class SecureSettings:
-    """Work that is added up without anybody seeing a part of the sum (see `masks`)."""
+    """Secure aggregation: the server sees the sum of masked updates only."""
 
-    min_parties: int = setting(3, "parties that a sum has at least; not from the paper", least=2, whole=True)
+    min_parties: int = setting(3, "the smallest number of parties in a sum; not from the paper", least=2, whole=True)
 
 
 LocalStart: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -179,45 +176,43 @@ PersonalModel: TypeAlias = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A federated method: its answers to the questions of a round. FedAvg is the base; a method is what it changes."""
+    """A federated method: one field for each stage of a round. FedAvg is the base; a method is what it changes."""
 
     name: str
-    local_start: LocalStart  # (own [K, width], centre [K, width]) -> where each party begins its local work
-    terms: tuple[LossTerm | Unbound, ...]  # what it adds to its loss
-    proximal_step: ProximalStep | None  # what draws it back after each step
-    aggregate: Aggregate  # (models [K, d], weights [K]) -> what the reports add up to
-    compute_weights: ComputeWeights  # metrics of the reports -> their weights [K]
-    aggregate_statistics: Aggregate  # (statistics [K, s], weights [K]) -> what running means and variances add up to
-    server_update: (
-        ServerUpdate  # (centre [d], aggregate [d], memory, share) -> the new centre, and what the server remembers
-    )
-    personalize: (
-        Personalize | None
-    )  # (models [K, width], centre [width]) -> what each party keeps; None: only the centre
-    tune: Tune  # which hyper-parameters move, and how
-    participation: Participation = setting(help="who takes part, and with how much work", apart=True)
+    local_start: LocalStart  # (personal [K, width], global [K, width]) -> initial models of local training
+    terms: tuple[LossTerm | Unbound, ...]  # terms added to the loss
+    proximal_step: ProximalStep | None  # proximal step after each local step
+    aggregate: Aggregate  # (models [K, d], weights [K]) -> the aggregate
+    compute_weights: ComputeWeights  # metrics of the replies -> their weights [K]
+    aggregate_statistics: Aggregate  # (statistics [K, s], weights [K]) -> running means and variances
+    # (global model [d], aggregate [d], server state, share of samples) -> the new global model and server state
+    server_update: ServerUpdate
+    # (models [K, width], global model [width], hyper) -> personal models; None: parties keep the global model
+    personalize: Personalize | None
+    tune: Tune  # tunes hyper-parameters before a round
+    participation: Participation = setting(help="the participants of a round and their work", own_message=True)
     aggregate_over: Literal["active", "all"] = setting(
-        "active", "whose models are aggregated (ERRATA 14)", one_of=("active", "all")
+        "active", "aggregate participants or all parties (ERRATA 14)", one_of=("active", "all")
     )
     newcomer_model: Literal["initial", "global"] = setting(
-        "initial", "the own model of a party that never trained", one_of=("initial", "global")
+        "initial", "the personal model of a party that never trained", one_of=("initial", "global")
     )
     reply_content: Literal["model", "update"] = setting(
-        "model", "what a report carries (v1 §3)", one_of=("model", "update")
+        "model", "the content of a reply (v1 §3)", one_of=("model", "update")
     )
     private_layers: tuple[str, ...] | Unbound = ()  # name patterns of tensors that never leave their party
-    personal_model: PersonalModel | None = None  # (model [width], memory) -> the party's own model, where terms hold it
-    freeze: FreezeSchedule | Unbound | None = None  # which parameters stand still in a local step
-    coreset_proxy: ProxySettings | None = setting(None, "who answers for the absent; None: nobody", apart=True)
-    quorum: int | None = setting(None, "how many reports end a round; None: all that are owed", least=1, whole=True)
-    max_staleness: int = setting(0, "how many rounds old a report may be", least=0, whole=True)
-    staleness_discount: StalenessDiscount | None = (
-        None  # rounds -> how much of the way from the centre a report so late counts; None: all
+    personal_model: PersonalModel | None = (
+        None  # (model [width], party state) -> the personal model, if a term holds it
     )
+    freeze: FreezeSchedule | Unbound | None = None  # parameters frozen in a local step
+    coreset_proxy: ProxySettings | None = setting(
+        None, "coreset proxies of absent parties; None: none", own_message=True
+    )
+    quorum: int | None = setting(None, "the number of replies that end a round; None: all", least=1, whole=True)
+    max_staleness: int = setting(0, "the largest age of a reply in rounds", least=0, whole=True)
+    staleness_discount: StalenessDiscount | None = None  # age in rounds -> factor of a late update; None: 1
     loss_samples: int = setting(
-        0, "samples of its own on which a party reports the loss of the centre that it received", least=0, whole=True
+        0, "own samples on which a party measures the loss of the received model", least=0, whole=True
     )
-    privacy: PrivacySettings | None = setting(None, "what is hidden of what parties share; None: nothing", apart=True)
-    secure_aggregation: SecureSettings | None = setting(
-        None, "how single reports are hidden in their sum; None: not at all", apart=True
-    )
+    privacy: PrivacySettings | None = setting(None, "differential privacy of updates; None: none", own_message=True)
+    secure_aggregation: SecureSettings | None = setting(None, "secure aggregation; None: none", own_message=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PartyInfo(Protocol):
-    """One party, as far as the round needs to know it; its data is between it and the solver."""
+    """The part of a party that the round uses; its data is used by the solver alone."""
 
     @property
     def name(self) -> str: ...
@@ -27,7 +27,7 @@ class PartyInfo(Protocol):
 
 @dataclass(frozen=True)
 class TrainJob:
-    """The local work of a stack of parties: rows are parties in every tensor and every sequence."""
+    """Local training of a stack of parties: rows are parties in every tensor and sequence."""
 
     net: Net
     loss: Loss
@@ -36,7 +36,7 @@ class TrainJob:
     party_states: Sequence[NamedTensors]
     seed: int
     round: int
-    execution_mode: str  # how the stack is computed; chosen once a run
+    execution_mode: str  # chosen once per run
     start: Tensor  # [K, width]
     received: Tensor  # [K, width]
     anchor: Tensor | None  # [K, d] z_k
@@ -47,7 +47,7 @@ class TrainJob:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What came of a job."""
+    """The result of a `TrainJob`."""
 
     models: Tensor  # [K, width]
     party_states: Sequence[NamedTensors]
@@ -56,78 +56,78 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """Models of some parties, to be judged on what each party keeps for it."""
+    """Models of some parties to evaluate on each party's own test data."""
 
     net: Net
     metric: Metric
     parties: Sequence[Any]
     models: Sequence[Sequence[Tensor]]  # the models of each party, [width] each
-    trivial: bool  # whether to say, too, what is reached without learning
+    trivial: bool  # also evaluate the trivial baseline
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What came of an exam for one party."""
+    """The result of an `EvaluationJob` for one party."""
 
-    samples: int  # how much it was judged on; 0: it keeps nothing for that, and has no scores
+    samples: int  # test samples; 0: no test data and no scores
     scores: Sequence[float]  # one a model
-    trivial: float | None = None  # what is reached without learning: by its majority class, or by acting at random
+    trivial: float | None = None  # score of the trivial baseline, such as the majority class
 
 
 class Solver(Protocol):
-    """How parties learn alone; it knows nothing of the federation but the terms and the pull in its job."""
+    """Local training; of the federation it sees only the loss terms and the proximal step in its job."""
 
     @property
     def hyper(self) -> Hyper: ...
     @property
     def metric(self) -> Metric | None:
-        """What its models are judged by, unless the user says otherwise; None: what their loss tells."""
+        """The default metric of its models; None: the metric follows from the loss."""
 
     def execution_modes(
         self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: Any, count: int
     ) -> dict[str, str]:
-        """The ways to compute stacks of ``count`` parties like this one, the best first, and why each is not taken.
+        """Return the execution modes for stacks of ``count`` such parties, best first, each with a reason against it.
 
-        The first whose reason is "" is taken; a bad model, loss or term is an error here.
+        The first mode whose reason is "" is used; a bad model, loss or term raises here.
         """
 
     def train(self, job: TrainJob) -> TrainResult: ...
 
     def evaluate(self, job: EvaluationJob) -> Sequence[EvaluationResult]:
-        """How good models are, party by party."""
+        """Evaluate models, party by party."""
 
 
 class Store(Protocol):
-    """Tensors by party. What is staged counts only after :meth:`commit`, so a broken round leaves no trace."""
+    """Tensors by party. Staged tensors count only after :meth:`commit`, so an interrupted round leaves no trace."""
 
     @property
     def round(self) -> int:
-        """The round of the last commit."""
+        """Return the round of the last commit."""
 
     def get(self, party: str) -> dict[str, Tensor]: ...
     def stage(self, party: str, tensors: Mapping[str, Tensor]) -> None: ...
     def commit(self, round: int, parties: Collection[str]) -> None:
-        """What is staged of these parties counts from now on; the rest of it is forgotten."""
+        """Commit what is staged of these parties and discard the rest."""
 
     def rollback(self, round: int) -> None:
-        """Forget what is staged, and a commit that went beyond this round."""
+        """Discard what is staged, and a commit after this round."""
 
     def clear(self) -> None: ...
     def names(self) -> list[str]: ...
 
 
 class Engine(Protocol):
-    """How tasks reach parties: it decides where the stack is cut, never what comes out of it."""
+    """Transport of tasks to parties: an engine decides where tasks run, never their results."""
 
     @property
     def party_states(self) -> Store:
-        """The parties' memories, as far as they live on this side of the boundary."""
+        """Return the store of party states on this side of the transport."""
 
     def available_parties(self, starting_round: bool = False) -> Sequence[str]:
-        """Who can be reached now, in a fixed order; where a round is to ``begin``, it may wait for more of them."""
+        """Return the reachable parties in a fixed order; before a round it may wait for more."""
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Take these tasks without waiting for their answers. A task that comes again has the same answer."""
+        """Submit tasks without waiting for replies. A task that is sent again has the same reply."""
 
     def collect(self, timeout: float) -> list[Reply]:
-        """What is ready, faults included; empty only when nothing came within ``timeout`` seconds."""
+        """Return the replies that are ready, errors included; empty only if none came within ``timeout`` seconds."""

@@ -1,4 +1,4 @@
-"""Lazy package exports: a name is imported from its module on first use, so that ``import descant`` stays fast."""
+"""Lazy package exports: a name is imported on first use, so that ``import descant`` stays fast."""
 
 from __future__ import annotations
 

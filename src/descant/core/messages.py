@@ -1,4 +1,4 @@
-"""Across the boundary between a round and its parties: arrays, scalars and bytes, nothing else."""
+"""Messages between a round and its parties: arrays, scalars and bytes, nothing else."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ Status: TypeAlias = Literal["ok", "error", "lost", "declined"]
 
 
 CORESET_KEY = "coreset"
-"""The setting of a task that asks for a coreset, and the metric that says how many rows it has."""
+"""The setting of a task that requests a coreset, and the metric with its number of rows."""
 
 REAL_ONLY = "real_only"
-"""The metric of a desk that could not make up prices: the code of the reason."""
+"""The metric of a desk without synthetic prices: a code of the reason."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the round asks of one party."""
+    """A task for one party."""
 
     party: str
     round: int
     kind: TaskKind
-    arrays: Mapping[str, Tensor]  # "center" [width], and "own" [width] where the algorithm keeps models of their own
-    settings: Mapping[str, Any]  # JSON values: seed, lr, work, way, layout
+    arrays: Mapping[str, Tensor]  # "global_model" [width], and "personal" [width] if the algorithm has personal models
+    settings: Mapping[str, Any]  # JSON values: seed, lr, work, execution_mode, layout
     deadline: float = 600.0  # seconds
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What one party answers: a model by the names of its tensors, numbers about it, or why there is none."""
+    """The reply of one party: a model by the names of its tensors and metrics, or the reason of an error."""
 
     party: str
     round: int

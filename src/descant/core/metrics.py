@@ -1,4 +1,4 @@
-"""What says how good a model's outputs are."""
+"""Metrics of a model's outputs, and the trivial baselines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .algorithm import Loss
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that says how good outputs are for their targets."""
+    """A score of outputs against their targets."""
 
     name: str
     value: Callable[[Tensor, Tensor], Tensor]  # (output, target) -> one number, or one a sample
@@ -24,24 +24,24 @@ class Metric:
 
 
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
-    """1 where the largest output is the target's class, else 0."""
+    """Return 1 where the largest output is the target's class, else 0."""
     return (output.argmax(-1) == target).double()
 
 
 def episode_return(returns: Tensor, lengths: Tensor) -> Tensor:
-    """The return of every episode: what agents are judged by, their outputs being returns and their targets lengths."""
+    """Return the return of every episode: the outputs of agents are returns, their targets are lengths."""
     return returns
 
 
 def annual_return(growth: Tensor, turnover: Tensor) -> Tensor:
-    """What portfolios are judged by, their outputs being the growth of each day, and their targets its turnover."""
+    """Return the annual return of a portfolio: its outputs are the growth of each day, its targets the turnover."""
     from ..portfolio import performance_measures
 
     return torch.as_tensor(performance_measures.annual_return(growth.numpy()))
 
 
 def sharpe_ratio(growth: Tensor, turnover: Tensor) -> Tensor:
-    """The same, by the unit of risk; of a year."""
+    """Return the annual Sharpe ratio of a portfolio."""
     from ..portfolio import performance_measures
 
     return torch.as_tensor(performance_measures.sharpe_ratio(growth.numpy()))
@@ -51,14 +51,16 @@ _SIGN_FLIPS = 999
 
 
 def sign_flip_p_value(differences: Tensor) -> float:
-    """How often chance takes the sum of paired differences as far from 0: their signs are drawn anew (Fisher 1935).
+    """Return the p-value of the sum of paired differences by random sign flips (Fisher 1935).
 
-    Of right and wrong answers of two models it is McNemar's exact test, up to the draws, which are always the same.
+    For right and wrong predictions of two models it is McNemar's exact test, up to the draws, which are fixed.
 
-    >>> by_chance(torch.tensor([1.0] + [0.0] * 499)), by_chance(torch.tensor([1.0] * 20 + [0.0] * 480)) < 0.05
-    (1.0, True)
+    >>> sign_flip_p_value(torch.tensor([1.0] + [0.0] * 499))
+    1.0
+    >>> sign_flip_p_value(torch.tensor([1.0] * 20 + [0.0] * 480)) < 0.05
+    True
     """
-    nonzero = differences[differences != 0].double()  # the others do not move the sum, whatever their signs
+    nonzero = differences[differences != 0].double()  # zeros do not change the sum
     if not len(nonzero):
         return 1.0
     generator = torch.Generator().manual_seed(0)
@@ -84,13 +86,13 @@ TRIVIAL_BASELINES = {
     "random policy": "acting at random",
     "uniform rebalancing": "the same share of every asset, restored every day",
 }
-"""All that `trivial` may give, and what each is."""
+"""Every trivial baseline, with its meaning."""
 
 
 def trivial_baseline(metric: str) -> str:
-    """What stands in every table as what is reached without learning.
+    """Return the name of the trivial baseline of a metric.
 
-    >>> trivial("accuracy"), trivial("return")
+    >>> trivial_baseline("accuracy"), trivial_baseline("return")
     ('majority class', 'random policy')
     """
     return _TRIVIAL_BY_METRIC.get(metric, _MAJORITY)
@@ -102,12 +104,12 @@ def has_class_labels(y: Tensor) -> bool:
 
 
 def is_cross_entropy(loss: Loss) -> bool:
-    """Whether targets are classes, as far as the loss tells."""
+    """Return whether the loss implies that targets are classes."""
     return loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
 
 
 def metric_for(metric: Metric | Callable[[Tensor, Tensor], Tensor] | None, loss: Loss, party: Any) -> Metric:
-    """The user's metric; else accuracy where the loss is the cross entropy of classes; else the loss itself."""
+    """Return the user's metric, or accuracy if the loss is the cross entropy of classes, or the loss itself."""
     if isinstance(metric, Metric):
         return metric
     if metric is not None and not callable(metric):
@@ -120,6 +122,6 @@ def metric_for(metric: Metric | Callable[[Tensor, Tensor], Tensor] | None, loss:
     if target.is_floating_point() and target.ndim == 1:
         raise SettingError(
             f"The loss is the cross entropy, but the targets are {target.dtype} numbers. Give classes as whole "
-            "numbers, or a loss of your own: Federation(..., loss=...)."
+            "numbers, or another loss: Federation(..., loss=...)."
         )
     return Metric("accuracy", accuracy) if target.ndim == 1 else Metric("loss", loss, higher_is_better=False)

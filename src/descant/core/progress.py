@@ -1,4 +1,4 @@
-"""The progress bar of long work."""
+"""Progress bars on stderr."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def progress_bar(disable: bool) -> Progress:
-    """The progress bar of long work."""
+    """Return a progress bar; each of its tasks has a field ``summary``."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[summary]}"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),  # it is for people; stdout is for answers
+        console=Console(stderr=True),  # stdout is for results
         disable=disable,
         transient=True,
     )

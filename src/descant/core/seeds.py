@@ -1,7 +1,7 @@
-"""Seeds are keys, not state: every draw comes from a stream named by (run, round, party, purpose).
+"""Seeds are keys, not state: every draw comes from a stream keyed by (run, round, party, purpose).
 
-So neither the engine, the cut, the order of arrival nor a resume changes a draw. The generator is the counter-based
-Philox, whose numbers are the same on every CPU.
+So neither the engine, the batching, the order of arrival nor a resume changes a draw. The generator is the
+counter-based Philox, whose numbers are the same on every CPU.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 
 ALL_PARTIES = ""
-"""The party of a draw that concerns the whole federation: who takes part, L2GD's coin."""
+"""The party of draws that concern the whole federation: participants, L2GD's coin."""
 
 
 def stream_key(seed: int, round: int, party: str, purpose: str) -> int:
-    """The 128-bit name of a stream.
+    """Return the 128-bit key of a stream.
 
-    >>> key(0, 1, "a", "batch") == key(0, 1, "a", "batch") != key(0, 1, "b", "batch")
+    >>> stream_key(0, 1, "a", "batch") == stream_key(0, 1, "a", "batch") != stream_key(0, 1, "b", "batch")
     True
     """
     label = f"{seed}/{round}/{purpose}/{party}".encode()  # the party comes last: its name may hold any character
@@ -28,7 +28,7 @@ def stream_key(seed: int, round: int, party: str, purpose: str) -> int:
 
 
 class _FixedSeedSequence(ISeedSequence):
-    """The key of a Philox as it asks for it; given as a number, it asks the operating system for entropy as well."""
+    """A fixed key for Philox, which would otherwise mix in entropy of the operating system."""
 
     def __init__(self, name: int) -> None:
         self._words = np.array([name & (2**64 - 1), name >> 64], np.uint64)
@@ -38,17 +38,16 @@ class _FixedSeedSequence(ISeedSequence):
 
 
 def stream(seed: int, round: int, party: str, purpose: str) -> np.random.Generator:
-    """The generator for one purpose of one party in one round.
+    """Return the generator for one purpose of one party in one round.
 
     >>> int(stream(7, 1, "a", "batch").integers(1000)) == int(stream(7, 1, "a", "batch").integers(1000))
     True
     """
-    seed_sequence: Any = _FixedSeedSequence(
-        stream_key(seed, round, party, purpose=purpose)
-    )  # numpy documents this, and its stubs do not know it
+    # numpy documents this argument; its type stubs do not have it
+    seed_sequence: Any = _FixedSeedSequence(stream_key(seed, round, party, purpose=purpose))
     return np.random.Generator(np.random.Philox(seed_sequence))
 
 
 def torch_seed(seed: int, round: int, party: str, purpose: str) -> int:
-    """A seed for torch's own generator, where a module draws by itself (initial weights, dropout)."""
+    """Return a seed for torch's own generator, for draws of a module (initial weights, dropout)."""
     return stream_key(seed, round, party, purpose=purpose) & (2**63 - 1)

@@ -1,7 +1,7 @@
-"""A setting is defined once, with its help text and its bounds; records are checked once, where work starts.
+"""Settings with help texts and bounds, defined once; records are checked once, before the first round.
 
-Pieces of an algorithm are frozen dataclasses. A constructor only stores; :func:`check` walks the record and
-raises in one form: ``The 'rho' of FedGeoMedPlus must be > 0. Got -1.0.``
+Parts of an algorithm are frozen dataclasses. A constructor only stores; :func:`check_settings` checks the record
+recursively and raises in one form: ``The 'rho' of FedGeoMedPlus must be > 0. Got -1.0.``
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from ..errors import SettingError
 
 Schedule: TypeAlias = float | Callable[[int, str], float]
-"""A number, or a named function of (round, party): v1's α of party n in round k."""
+"""A number, or a function of (round, party): v1's α of party n in round k."""
 
 
 @dataclass(frozen=True)
 class ExponentialDecay:
     """start · factor^(round - 1): v1's decaying α (its §8: start 0.001, factor 0.99).
 
-    >>> Decay(0.001, 0.99)(2, "any party")
+    >>> ExponentialDecay(0.001, 0.99)(2, "any party")
     0.00099
     """
 
@@ -38,7 +38,7 @@ class ExponentialDecay:
 
 @dataclass(frozen=True)
 class PerParty:
-    """Another value for each party that is named, `otherwise` for the rest."""
+    """A value for each named party, and a default for the others."""
 
     values: Mapping[str, Schedule]
     default: Schedule = 0.0
@@ -48,7 +48,7 @@ class PerParty:
 
 
 def value_at(schedule: Schedule, round: int, party: str) -> float:
-    """The value of a schedule for one party in one round."""
+    """Return the value of a schedule for one party in one round."""
     return schedule(round, party) if callable(schedule) else schedule
 
 
@@ -61,9 +61,9 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def setting(default: Any = dataclasses.MISSING, help: str = "", **rules: Any) -> Any:
-    """A dataclass field with its help and its bounds: ``above``, ``least``, ``below``, ``most``, ``one_of``, ``whole``.
+    """Return a dataclass field with help and bounds: ``above``, ``least``, ``below``, ``most``, ``one_of``, ``whole``.
 
-    ``called`` is the field that holds the name for messages; ``apart`` says that a record in it speaks for itself.
+    ``name_field`` is the field with the name for messages; with ``own_message`` a record in it names itself.
     """
     signs = {"above": ">", "least": ">=", "below": "<", "most": "<="}
     limits = tuple((signs[name], bound) for name, bound in rules.items() if name in signs)
@@ -77,7 +77,7 @@ def check_settings(record: Any, owner: str | None = None) -> None:
     >>> @dataclass(frozen=True)
     ... class Ball:
     ...     rho: float = setting(1.0, "radius", above=0)
-    >>> check(Ball(-1.0))
+    >>> check_settings(Ball(-1.0))
     Traceback (most recent call last):
     descant.errors.SettingError: The 'rho' of Ball must be > 0. Got -1.0.
     """
@@ -90,10 +90,10 @@ def check_settings(record: Any, owner: str | None = None) -> None:
     owner = owner or type(record).__name__
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
-        name = getattr(record, field.metadata.get("called", ""), field.name)
+        name = getattr(record, field.metadata.get("name_field", ""), field.name)
         if value is not None or "None" not in str(field.type):
             _check_value(f"The {name!r} of {owner}", value, field.metadata)
-        check_settings(value, None if field.metadata.get("apart") else owner)
+        check_settings(value, None if field.metadata.get("own_message") else owner)
 
 
 def _check_value(label: str, value: Any, metadata: Mapping[str, Any]) -> None:
@@ -118,20 +118,20 @@ def _check_value(label: str, value: Any, metadata: Mapping[str, Any]) -> None:
 
 
 def _flatten(value: Any) -> Iterator[Any]:
-    """The numbers of lists and arrays, one by one, as what they are: true in a list is no 1."""
+    """Yield the numbers of lists and arrays with their types: True in a list stays a bool."""
     if isinstance(value, tuple | list):
         for part in value:
             yield from _flatten(part)
         return
-    from numpy import ravel  # here, because `descant --help` must not wait for it
+    from numpy import ravel  # here, because `descant --help` must not load it
 
     yield from ravel(value).tolist()
 
 
 def unknown_name_error(kind: str, name: str, allowed: Iterable[str]) -> SettingError:
-    """The error for a name that does not exist, with the nearest one that does.
+    """Return the error for an unknown name, with the closest known one.
 
-    >>> unknown("algorithm", "fedavgg", ["fedavg", "local"]).args[0]
+    >>> unknown_name_error("algorithm", "fedavgg", ["fedavg", "local"]).args[0]
     "There is no algorithm 'fedavgg'. Did you mean 'fedavg'? Allowed: fedavg, local."
     """
     names: Collection[str] = sorted(allowed)
@@ -142,12 +142,12 @@ def unknown_name_error(kind: str, name: str, allowed: Iterable[str]) -> SettingE
 
 
 def _normalize_spelling(name: str) -> str:
-    """As it is written in Python, or nearly: FedAvgPlus is fedavg+."""
+    """Normalize case and plus signs: FedAvgPlus and fedavg+ are equal."""
     return name.casefold().replace("+", "plus")
 
 
 def to_json_values(record: Any) -> Any:
-    """A record of settings as plain JSON values, for a run's manifest; functions go by their name."""
+    """Return a record of settings as JSON values, for a run's manifest; functions become their names."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         fields = {f.name: to_json_values(getattr(record, f.name)) for f in dataclasses.fields(record) if f.repr}
         return {"is": type(record).__name__, **fields}
@@ -167,6 +167,6 @@ def to_json_values(record: Any) -> Any:
 
 @runtime_checkable
 class SupportsNumpy(Protocol):
-    """A tensor, told without importing torch."""
+    """A tensor, recognized without importing torch."""
 
     def numpy(self) -> Any: ...

@@ -1,4 +1,4 @@
-"""How long a server waits for parties on machines of their own. Light to import: its settings are options, too."""
+"""Timeouts of a server that waits for silos. Light to import: the settings are also command-line options."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from .settings import setting
 
 @dataclass(frozen=True)
 class WaitLimits:
-    """How long a round waits, and for whom."""
+    """Timeouts and quorum of the rounds of a server."""
 
-    deadline: float = setting(600.0, "Seconds after which a round goes on with a quorum.", above=0)
+    deadline: float = setting(600.0, "Seconds after which a round continues with a quorum.", above=0)
     quorum: int | None = setting(
         None,
-        "Answers that a round needs to go on without the others, and parties that must be there for one to begin once "
-        "the training has begun. Without it: all answers, and as many parties as gather says.",
+        "Replies with which a round ends at its deadline, and parties connected before a later round. "
+        "Without it: all replies, and min_parties.",
         least=1,
     )
     min_parties: int = setting(
-        1, "Parties that must be there before the first round; without a quorum, before every round.", least=1
+        1, "Parties connected before the first round; without a quorum, before every round.", least=1
     )
-    timeout: float = setting(24 * 3600.0, "Seconds after which an answer is given up, quorum or not.", above=0)
+    timeout: float = setting(24 * 3600.0, "Seconds after which a reply is given up, with or without a quorum.", above=0)
     grace: float = setting(
-        60.0, "Seconds in which parties that are away when all rounds are done may come for their models.", least=0
+        60.0, "Seconds in which absent parties may fetch their models after the last round.", least=0
     )

@@ -83,7 +83,7 @@ class Experiment:
         return f"{self.seconds:.0f} s for {trained} trainings{at}: every method with every seed."
 
     def with_paper_values(self) -> Experiment:
-        """Return the experiment with the paper's numbers in the settings of its studies, so that every report shows them."""
+        """Return the experiment with the paper's numbers in the settings of its studies, for their reports."""
         sentences = [
             f"{row['the paper says']} ({row['where']}): {row['paper']:.3f}, ours {row['ours']:.3f}"
             for row in self.paper_table().rows

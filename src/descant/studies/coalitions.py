@@ -30,7 +30,7 @@ READ_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 class FixedPopulation:
     """A participation rule that sees all parties, because it may name parties outside the coalition."""
 
-    participation: Participation = setting(help="The participation rule.", apart=True)
+    participation: Participation = setting(help="The participation rule.", own_message=True)
     all_parties: Sequence[str] = ()
 
     def __call__(self, context: ParticipationContext) -> dict[str, Hyper]:
