@@ -1,4 +1,4 @@
-"""Laws of centres: equivariant, order-free, honest about their gap, and not led away by outliers."""
+"""Laws of aggregators: equivariance, independence of order, an exact gap, and robustness to outliers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from descant.aggregation.aggregators import (
 from descant.aggregation.penalties import NormP
 from descant.errors import SettingError
 
-CENTERS: dict[str, Aggregator] = {
+AGGREGATORS: dict[str, Aggregator] = {
     "mean": Mean(),
     "geometric": GeometricMedian(),
     "geometric smooth": GeometricMedian(rho=1.0),
@@ -36,7 +36,7 @@ CENTERS: dict[str, Aggregator] = {
     "proximal": ProximalAggregator(NormP(3.0), rho=1.0),
     "layers": LayerwiseAggregator(((((0, 1), (2, 3)), GeometricMedian()), (((1, 2),), CoordinateMedian()))),
 }
-every_center = pytest.mark.parametrize("center", CENTERS.values(), ids=CENTERS.keys())
+every_aggregator = pytest.mark.parametrize("aggregator", AGGREGATORS.values(), ids=AGGREGATORS.keys())
 law = settings(derandomize=True, deadline=None, max_examples=12)
 seeds = st.integers(0, 10_000)
 counts = st.integers(1, 9)
@@ -47,66 +47,70 @@ def draw(seed: int, *shape: int) -> Tensor:
 
 
 def smooth_loss(models: Tensor, z: Tensor, shares: Tensor, rho: float) -> Tensor:
-    """Mean Phi_rho of eq. (5) for phi = l2, written from the definition of the Huber function."""
+    """Return mean Phi_rho of eq. (5) for phi = l2, by the definition of the Huber function."""
     distance = torch.linalg.vector_norm(models - z, dim=-1)
     return torch.where(distance > rho, distance - rho / 2, distance**2 / (2 * rho)) @ shares
 
 
-@every_center
+@every_aggregator
 @law
 @given(seed=seeds, count=counts, weighted=st.booleans())
-def test_translation_sign_order_and_scale_of_weights(center: Aggregator, seed: int, count: int, weighted: bool) -> None:
+def test_translation_sign_order_and_scale_of_weights(
+    aggregator: Aggregator, seed: int, count: int, weighted: bool
+) -> None:
     """(28): A(w - w_1, ..., w - w_K) = w - A(w_1, ..., w_K); and neither order nor the scale of weights matters."""
     models = draw(seed, count, 5)
     shift = 10 * draw(seed + 1, 5)
     weights = 0.2 + draw(seed + 2, count).abs() if weighted else None
     kept = models.clone()
-    point = center(models, weights).point
+    point = aggregator(models, weights).point
     assert torch.equal(models, kept)
-    # The smooth objectives may be flat to rounding about their minimiser: then z is known to about sqrt(eps).
+    # The smooth objectives may be flat to rounding about their minimizer: then z is known to about sqrt(eps).
     close = {"rtol": 0, "atol": 1e-6}
-    torch.testing.assert_close(center(shift - models, weights).point, shift - point, **close)  # eq. (28)
-    torch.testing.assert_close(center(models + shift, weights).point, shift + point, **close)
+    torch.testing.assert_close(aggregator(shift - models, weights).point, shift - point, **close)  # eq. (28)
+    torch.testing.assert_close(aggregator(models + shift, weights).point, shift + point, **close)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     shuffled = None if weights is None else weights[order]
-    torch.testing.assert_close(center(models[order], shuffled).point, point, **close)
+    torch.testing.assert_close(aggregator(models[order], shuffled).point, point, **close)
     if weights is not None:
-        torch.testing.assert_close(center(models, 1e5 * weights).point, point, **close)
+        torch.testing.assert_close(aggregator(models, 1e5 * weights).point, point, **close)
 
 
-@every_center
-def test_ties_do_not_depend_on_order_or_sign(center: Aggregator) -> None:
+@every_aggregator
+def test_ties_do_not_depend_on_order_or_sign(aggregator: Aggregator) -> None:
     models = torch.tensor([[0.0], [0.0], [1.0], [1.0], [1.0], [2.0]]).double().expand(6, 5)
     weights = torch.tensor([1.0, 9.0, 2.0, 1.0, 5.0, 3.0])
-    point = center(models, weights).point
+    point = aggregator(models, weights).point
     for order in ([5, 4, 3, 2, 1, 0], [1, 0, 4, 2, 3, 5]):
-        torch.testing.assert_close(center(models[order], weights[order]).point, point, rtol=0, atol=1e-7)
-    torch.testing.assert_close(center(-models, weights).point, -point, rtol=0, atol=1e-7)
+        torch.testing.assert_close(aggregator(models[order], weights[order]).point, point, rtol=0, atol=1e-7)
+    torch.testing.assert_close(aggregator(-models, weights).point, -point, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", [name for name in CENTERS if name != "trimmed"])
+@pytest.mark.parametrize("name", [name for name in AGGREGATORS if name != "trimmed"])
 @law
 @given(seed=seeds, weights=st.lists(st.integers(0, 4), min_size=2, max_size=6).filter(any))
 def test_integer_weight_equals_repeated_rows(name: str, seed: int, weights: list[int]) -> None:
     models = draw(seed, len(weights), 5)
     counts = torch.tensor(weights)
-    center = CENTERS[name]
-    repeated = center(models.repeat_interleave(counts, dim=0)).point
-    torch.testing.assert_close(center(models, counts).point, repeated, rtol=0, atol=1e-6)
+    aggregator = AGGREGATORS[name]
+    repeated = aggregator(models.repeat_interleave(counts, dim=0)).point
+    torch.testing.assert_close(aggregator(models, counts).point, repeated, rtol=0, atol=1e-6)
 
 
-@every_center
+@every_aggregator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_row_of_weight_zero_is_absent_and_one_row_is_its_own_aggregate(center: Aggregator, dtype: torch.dtype) -> None:
+def test_row_of_weight_zero_is_absent_and_one_row_is_its_own_aggregate(
+    aggregator: Aggregator, dtype: torch.dtype
+) -> None:
     models = draw(1, 6, 5).to(dtype)
     models[2] = 1e6
     weights = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
-    found = center(models, weights)
+    result = aggregator(models, weights)
     present = [0, 1, 3, 4, 5]
-    torch.testing.assert_close(found.point, center(models[present]).point, rtol=0, atol=1e-6)
-    assert found.point.dtype == dtype
-    torch.testing.assert_close(center(models[:1]).point, models[0], rtol=1e-7, atol=0)
-    torch.testing.assert_close(center(models[:1].repeat(4, 1)).point, models[0], rtol=1e-7, atol=0)
+    torch.testing.assert_close(result.point, aggregator(models[present]).point, rtol=0, atol=1e-6)
+    assert result.point.dtype == dtype
+    torch.testing.assert_close(aggregator(models[:1]).point, models[0], rtol=1e-7, atol=0)
+    torch.testing.assert_close(aggregator(models[:1].repeat(4, 1)).point, models[0], rtol=1e-7, atol=0)
 
 
 def test_forty_percent_outliers_move_the_mean_only() -> None:
@@ -114,8 +118,8 @@ def test_forty_percent_outliers_move_the_mean_only() -> None:
     models[:20] += 1e4
     good = models[20:].mean(0)
     robust = [GeometricMedian(), CoordinateMedian(), SmoothedCoordinateMedian(0.1), TrimmedMean(0.4)]
-    for center in robust:
-        assert (center(models).point - good).norm() < 15, center
+    for aggregator in robust:
+        assert (aggregator(models).point - good).norm() < 15, aggregator
     assert (Mean()(models).point - good).norm() > 1e4
     assert (TrimmedMean(0.1)(models).point - good).norm() > 1e3
 
@@ -125,20 +129,22 @@ def test_forty_percent_outliers_move_the_mean_only() -> None:
 def test_geometric_median_survives_rows_whose_squares_overflow(d: int, far: float) -> None:
     models = draw(0, 9, d)
     models[4] = far
-    center = GeometricMedian(rho=0.1)(models)
-    assert center.point.isfinite().all()
-    assert (center.point - GeometricMedian(rho=0.1)(models[[0, 1, 2, 3, 5, 6, 7, 8]]).point).norm() < 2
+    result = GeometricMedian(rho=0.1)(models)
+    assert result.point.isfinite().all()
+    assert (result.point - GeometricMedian(rho=0.1)(models[[0, 1, 2, 3, 5, 6, 7, 8]]).point).norm() < 2
 
 
 @pytest.mark.parametrize("p", [1.5, 3.0, math.inf])
 def test_aggregators_without_a_closed_form_survive_an_outlier(p: float) -> None:
     models = draw(0, 9, 4)
     models[4] = 1e9
-    center = ProximalAggregator(NormP(p), rho=1.0)(models)
-    assert center.point.norm() < 10
-    assert center.gap < 1e-6
+    result = ProximalAggregator(NormP(p), rho=1.0)(models)
+    assert result.point.norm() < 10
+    assert result.gap < 1e-6
     models[4] = 3e38
-    assert ProximalAggregator(NormP(p), rho=1e-6)(models).gap > 1e10  # its pull is lost to rounding, and that is said
+    assert (
+        ProximalAggregator(NormP(p), rho=1e-6)(models).gap > 1e10
+    )  # its pull is lost to rounding, and the gap shows it
 
 
 def test_medians_of_few_numbers() -> None:
@@ -235,19 +241,19 @@ def test_geometric_median_is_optimal_and_reports_its_gap(name: str, rho: float) 
     models, weights = HARD[name]
     shares = torch.ones(len(models)).double() if weights is None else weights.double()
     shares = shares / shares.sum()
-    center = GeometricMedian(rho)(models, weights)
-    assert center.gap < 1e-9
-    z = center.point
+    result = GeometricMedian(rho)(models, weights)
+    assert result.gap < 1e-9
+    z = result.point
     best = smooth_loss(models, z, shares, rho)
     rounding = 1e-15 * best
     # Convexity: no point u has a loss under best - gap * |u - z|, and neither the rows nor the mean may lie under it.
     for u in (*models, shares @ models, z + 1e-3 * draw(7, z.numel())):
         assert smooth_loss(models, u, shares, rho) >= best - 1e-9 * (u - z).norm() - 4 * rounding
-    # The gap against autograd, where z is not within rho of a row and rounding has no say.
+    # The gap against autograd, where z is not within rho of a row and rounding is negligible.
     if (torch.linalg.vector_norm(models - z, dim=1) > rho).all():
         there = z.clone().requires_grad_()
         (slope,) = torch.autograd.grad(smooth_loss(models, there, shares, rho), there)
-        assert slope.norm().item() == pytest.approx(center.gap, abs=1e-10)
+        assert slope.norm().item() == pytest.approx(result.gap, abs=1e-10)
 
 
 @pytest.mark.parametrize("shape", [(30, 3), (30, 700), (300, 400)])
@@ -258,12 +264,12 @@ def test_gap_is_exact_after_an_early_stop(shape: tuple[int, int], monkeypatch: p
     shares = torch.full((shape[0],), 1 / shape[0], dtype=torch.float64)
     gaps = []
     for most in (1, 2, 4):
-        center = GeometricMedian(1e-6, max_iterations=most)(models)
-        z = center.point.clone().requires_grad_()
+        result = GeometricMedian(1e-6, max_iterations=most)(models)
+        z = result.point.clone().requires_grad_()
         (slope,) = torch.autograd.grad(smooth_loss(models, z, shares, 1e-6), z)
-        assert center.gap == pytest.approx(slope.norm().item(), rel=1e-9)
-        assert center.iterations == most
-        gaps.append(center.gap)
+        assert result.gap == pytest.approx(slope.norm().item(), rel=1e-9)
+        assert result.iterations == most
+        gaps.append(result.gap)
     assert gaps[0] > gaps[1] > gaps[2] > 1e-9
 
 
@@ -283,32 +289,32 @@ def test_gram_columns_and_passes_agree(rho: float, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["random, few columns", "random, few rows", "random, many of both"])
 def test_float32_geometric_median_is_the_float64_one_rounded(name: str) -> None:
     models = HARD[name][0].float()
-    center = GeometricMedian()(models)
-    assert center.gap < 1e-6
-    torch.testing.assert_close(center.point.double(), GeometricMedian()(models.double()).point, rtol=1e-6, atol=1e-7)
+    result = GeometricMedian()(models)
+    assert result.gap < 1e-6
+    torch.testing.assert_close(result.point.double(), GeometricMedian()(models.double()).point, rtol=1e-6, atol=1e-7)
 
 
-HOSTILE = {"a million away": 1e6, "as far as float32 goes": 3e38, "the same": 0.0}
+OUTLIERS = {"a million away": 1e6, "as far as float32 goes": 3e38, "the same": 0.0}
 
 
-@pytest.mark.parametrize("far", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("far", OUTLIERS.values(), ids=OUTLIERS.keys())
 @pytest.mark.parametrize("rho", [1e-6, 0.1])
 def test_one_gram_matrix_of_float32_is_enough_for_a_gap_of_a_millionth(far: float, rho: float) -> None:
     models = draw(12, 40, 30_000).float()  # more than a block
     models[:12] = far
-    center = GeometricMedian(rho, tolerance=1e-6)(models)
-    assert center.gap < 1e-6
-    assert center.iterations == 1
+    result = GeometricMedian(rho, tolerance=1e-6)(models)
+    assert result.gap < 1e-6
+    assert result.iterations == 1
 
 
-@every_center
-def test_block_width_does_not_change_the_result(center: Aggregator, monkeypatch: pytest.MonkeyPatch) -> None:
+@every_aggregator
+def test_block_width_does_not_change_the_result(aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch) -> None:
     models = draw(10, 7, 33)
     weights = draw(11, 7).abs()
-    whole = center(models, weights).point
+    whole = aggregator(models, weights).point
     monkeypatch.setattr(order_statistics, "BLOCK", 20)
     monkeypatch.setattr("descant.aggregation.aggregators.BLOCK", 20)
-    torch.testing.assert_close(center(models, weights).point, whole, rtol=0, atol=1e-7)
+    torch.testing.assert_close(aggregator(models, weights).point, whole, rtol=0, atol=1e-7)
 
 
 MEMORY = """
@@ -317,8 +323,8 @@ from descant.aggregation.aggregators import *
 torch.set_num_threads(1)
 stack = torch.empty(100, 400_000).normal_(generator=torch.Generator().manual_seed(0))  # 160 MB
 for warm in (1, 0):
-    for center in (Mean(), GeometricMedian(), CoordinateMedian(), SmoothedCoordinateMedian(9.0), TrimmedMean(0.1)):
-        center(stack[:, :40_000] if warm else stack)
+    for aggregator in (Mean(), GeometricMedian(), CoordinateMedian(), SmoothedCoordinateMedian(9.0), TrimmedMean(0.1)):
+        aggregator(stack[:, :40_000] if warm else stack)
     if warm:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes, Linux kilobytes
@@ -327,13 +333,13 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / unit)
 
 
 def test_aggregators_do_not_copy_the_stack() -> None:
-    """The peak of a process of its own: ten times the columns must not need ten times the room."""
+    """Compare peak memory in a separate process: ten times the columns must not need ten times the memory."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 60  # MB; a copy would be 160 in float32
 
 
 @pytest.mark.parametrize(
-    ("models", "weights", "says"),
+    ("models", "weights", "message"),
     [
         (torch.zeros(0, 3), None, "at least one model"),
         (torch.zeros(3), None, "one model per row"),
@@ -344,16 +350,16 @@ def test_aggregators_do_not_copy_the_stack() -> None:
         (torch.zeros(2, 3), torch.tensor([1.0, math.nan]), "finite"),
     ],
 )
-@every_center
+@every_aggregator
 def test_invalid_stacks_and_weights_are_rejected(
-    center: Aggregator, models: Tensor, weights: Tensor | None, says: str
+    aggregator: Aggregator, models: Tensor, weights: Tensor | None, message: str
 ) -> None:
-    with pytest.raises(SettingError, match=says):
-        center(models, weights)
+    with pytest.raises(SettingError, match=message):
+        aggregator(models, weights)
 
 
 def test_settings_have_bounds() -> None:
     stack = torch.zeros(3, 2)
-    for center in (GeometricMedian(0.0), SmoothedCoordinateMedian(-1.0), TrimmedMean(0.5)):
+    for aggregator in (GeometricMedian(0.0), SmoothedCoordinateMedian(-1.0), TrimmedMean(0.5)):
         with pytest.raises(SettingError, match="must be"):
-            center(stack)
+            aggregator(stack)

@@ -1,4 +1,4 @@
-"""Laws of penalties: a prox is the minimiser it is said to be, an envelope is smooth, a centre is a minimiser."""
+"""Laws of penalties: a prox is a minimizer, an envelope is smooth, and the aggregate is a minimizer."""
 
 from __future__ import annotations
 
@@ -150,32 +150,34 @@ def test_prox_of_float32_stays_float32_and_near_the_float64_one() -> None:
 @law
 @given(seed=seeds, rho=rhos)
 def test_closed_forms_of_section_5_2(seed: int, rho: float) -> None:
-    own = draw(seed, D)
+    personal = draw(seed, D)
     center = draw(seed + 1, D)
-    gap = own - center
+    gap = personal - center
     mixes = {
         HalfSquare(): torch.tensor(rho / (1 + rho), dtype=torch.float64),
         Norm2(): (rho / gap.norm()).clamp(max=1),
         Norm1(): (rho / gap.abs()).clamp(max=1),
     }
     for penalty, mix in mixes.items():
-        torch.testing.assert_close(proximal_anchor(penalty, own, center, rho=rho), (1 - mix) * own + mix * center)
+        torch.testing.assert_close(
+            proximal_anchor(penalty, personal, center, rho=rho), (1 - mix) * personal + mix * center
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_proximal_anchor_keeps_bits(dtype: torch.dtype) -> None:
-    own = draw(1, 3, 1000).to(dtype) * 1e-3
+    personal = draw(1, 3, 1000).to(dtype) * 1e-3
     center = 1e3 * draw(2, 1000).to(dtype)
-    assert not torch.equal(center + (own - center), own)  # the naive way loses them
-    assert torch.equal(proximal_anchor(Zero(), own, center, rho=1.0), own)
-    assert torch.equal(proximal_anchor(Indicator(), own, center, rho=1.0), center.expand_as(own))
+    assert not torch.equal(center + (personal - center), personal)  # the naive way loses them
+    assert torch.equal(proximal_anchor(Zero(), personal, center, rho=1.0), personal)
+    assert torch.equal(proximal_anchor(Indicator(), personal, center, rho=1.0), center.expand_as(personal))
     hybrid = LayerSum(((((10, 20),), Indicator()),))
-    mixed = proximal_anchor(hybrid, own, center, rho=1.0)
-    assert torch.equal(mixed[:, 20:], own[:, 20:]) and torch.equal(mixed[0, 10:20], center[10:20])
+    mixed = proximal_anchor(hybrid, personal, center, rho=1.0)
+    assert torch.equal(mixed[:, 20:], personal[:, 20:]) and torch.equal(mixed[0, 10:20], center[10:20])
 
 
-@pytest.mark.parametrize(("sign", "right", "wrong"), [(1.0, 0.25, -0.5), (-1.0, -0.25, -6.0)])
-def test_erratum_9_the_printed_threshold_loses_negatives(sign: float, right: float, wrong: float) -> None:
+@pytest.mark.parametrize(("sign", "expected", "printed_value"), [(1.0, 0.25, -0.5), (-1.0, -0.25, -6.0)])
+def test_erratum_9_the_printed_threshold_loses_negatives(sign: float, expected: float, printed_value: float) -> None:
     models = sign * torch.tensor([[-1.0], [-0.5], [10.0]], dtype=torch.float64)
     rho = 2.0
     ours = printed = models.mean(0)
@@ -183,9 +185,9 @@ def test_erratum_9_the_printed_threshold_loses_negatives(sign: float, right: flo
         ours = fixed_point_step(models, ours, Norm1(), rho=rho)
         d = models - printed
         printed = models.mean(0) - torch.clamp(d - rho * d.sign(), min=0).mean(0)
-    assert printed.item() == pytest.approx(wrong, abs=1e-9)
-    assert ours.item() == pytest.approx(right, abs=1e-9)
-    assert Norm1().center(rho)(models).point.item() == pytest.approx(right, abs=1e-12)
+    assert printed.item() == pytest.approx(printed_value, abs=1e-9)
+    assert ours.item() == pytest.approx(expected, abs=1e-9)
+    assert Norm1().center(rho)(models).point.item() == pytest.approx(expected, abs=1e-12)
 
 
 @every_penalty

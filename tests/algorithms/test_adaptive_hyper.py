@@ -38,17 +38,17 @@ from descant.errors import SettingError
 from descant.parties import Population
 from toy_problems import classification_parties, network
 
-NEAREST = st.integers(1, 10**6).map(lambda number: number / 10**4)
-VALUES = st.lists(NEAREST, min_size=2, max_size=6, unique=True).map(sorted).map(tuple)
-AXES = st.lists(st.builds(GridAxis, st.just("lr"), VALUES, st.booleans()), min_size=1, max_size=3)
+NUMBERS = st.integers(1, 10**6).map(lambda number: number / 10**4)
+GRID_VALUES = st.lists(NUMBERS, min_size=2, max_size=6, unique=True).map(sorted).map(tuple)
+AXES = st.lists(st.builds(GridAxis, st.just("lr"), GRID_VALUES, st.booleans()), min_size=1, max_size=3)
 
 
 @st.composite
-def distributions(pick: st.DrawFn) -> tuple[Numbers, list[GridAxis]]:
-    """ψ anywhere where it may be, on some axes."""
-    axes = pick(AXES)
+def distributions(draw: st.DrawFn) -> tuple[Numbers, list[GridAxis]]:
+    """Draw axes and any valid ψ on them."""
+    axes = draw(AXES)
     count = 2 * len(axes) + len(axes) * (len(axes) - 1) // 2
-    numbers = pick(st.lists(st.floats(-3, 3), min_size=count, max_size=count))
+    numbers = draw(st.lists(st.floats(-3, 3), min_size=count, max_size=count))
     return clip_psi(np.array(numbers), grid_spacing(axes)), axes
 
 
@@ -70,15 +70,15 @@ def test_distribution_is_proportional_to_the_gaussian_density(found: tuple[Numbe
     psi, axes = found
     points = grid_points(axes)
     factor = cholesky_factor(psi, len(axes))
-    away = points - psi[: len(axes)]
-    exponents = -0.5 * np.einsum("pi,ij,pj->p", away, factor @ factor.T, away)
+    offset = points - psi[: len(axes)]
+    exponents = -0.5 * np.einsum("pi,ij,pj->p", offset, factor @ factor.T, offset)
     difference = log_probabilities(psi, points) - exponents
     np.testing.assert_allclose(difference, difference[0], atol=1e-9)
 
 
 @given(distributions())
 def test_score_has_zero_mean(found: tuple[Numbers, list[GridAxis]]) -> None:
-    """Under the distribution itself: what makes a baseline in eq. (6) and eq. (7) harmless."""
+    """Its mean under the distribution itself is 0, so the baselines in eq. (6) and eq. (7) add no bias."""
     psi, axes = found
     points = grid_points(axes)
     scores = np.stack([score(psi, points, at) for at in range(len(points))])
@@ -86,15 +86,15 @@ def test_score_has_zero_mean(found: tuple[Numbers, list[GridAxis]]) -> None:
 
 
 @given(distributions(), st.integers(0, 10**6))
-def test_score_agrees_with_finite_differences(found: tuple[Numbers, list[GridAxis]], place: int) -> None:
+def test_score_agrees_with_finite_differences(found: tuple[Numbers, list[GridAxis]], position: int) -> None:
     psi, axes = found
     points = grid_points(axes)
     step = 1e-6
-    at = place % len(points)
+    at = position % len(points)
     for i, slope in enumerate(score(psi, points, at)):
-        aside = np.zeros(len(psi))
-        aside[i] = step
-        there, here = (log_probabilities(psi + sign * aside, points)[at] for sign in (1, -1))
+        perturbation = np.zeros(len(psi))
+        perturbation[i] = step
+        there, here = (log_probabilities(psi + sign * perturbation, points)[at] for sign in (1, -1))
         assert slope == pytest.approx((there - here) / (2 * step), rel=1e-6, abs=1e-6)
 
 
@@ -102,7 +102,7 @@ def test_score_agrees_with_finite_differences(found: tuple[Numbers, list[GridAxi
 def test_clipping_keeps_the_mean_on_the_grid_and_the_precision_in_bounds(
     axes: list[GridAxis], data: st.DataObject
 ) -> None:
-    """From a draw from all over the grid (1) to one that still tries neighbours: half their spacing, at the least."""
+    """The precision is at least 1 (draws from the whole grid); the deviation is at least half the grid spacing."""
     size = len(axes)
     spacing = grid_spacing(axes)
     count = 2 * size + size * (size - 1) // 2
@@ -111,7 +111,7 @@ def test_clipping_keeps_the_mean_on_the_grid_and_the_precision_in_bounds(
     mean, logs, rest = np.split(kept, [size, 2 * size])
     assert (abs(mean) <= 0.5).all() and (logs >= 0).all() and (np.exp(logs) <= (1 + 1e-12) * 2 / spacing).all()
     assert (abs(rest) <= 2 / spacing.min()).all()
-    np.testing.assert_array_equal(clip_psi(kept, spacing), kept)  # what is within stays, to the last bit
+    np.testing.assert_array_equal(clip_psi(kept, spacing), kept)  # values in bounds keep every bit
 
 
 @given(distributions(), st.floats(1.5, 10))
@@ -141,7 +141,7 @@ def test_grid_axis_has_mid_range_zero_and_inverts_its_positions() -> None:
     np.testing.assert_allclose(even.positions, [-0.5, 0, 0.5], atol=1e-12)
     np.testing.assert_allclose(uneven.positions, [-0.5, -0.25, 0.5])
     for axis in (even, uneven):
-        assert [axis.value_at(place) for place in axis.positions] == pytest.approx(list(axis.values))
+        assert [axis.value_at(position) for position in axis.positions] == pytest.approx(list(axis.values))
 
 
 def tuned(
@@ -160,14 +160,16 @@ def tuned(
     )
 
 
-def reinforce(**settings: object) -> ReinforceTuner:
-    made = algorithms.AdaptiveHyper(**settings).tune  # type: ignore[arg-type]
-    assert isinstance(made, ReinforceTuner)
-    return made
+def make_tuner(**settings: object) -> ReinforceTuner:
+    algorithm = algorithms.AdaptiveHyper(**settings).tune  # type: ignore[arg-type]
+    assert isinstance(algorithm, ReinforceTuner)
+    return algorithm
 
 
-def played(tuner: ReinforceTuner, loss_after: Callable[[int, Hyper, float], float], rounds: int) -> list[TuneResult]:
-    """A federation that is only a loss: what it is after a round, by the round, its hyper-parameters and the loss."""
+def simulate_rounds(
+    tuner: ReinforceTuner, loss_after: Callable[[int, Hyper, float], float], rounds: int
+) -> list[TuneResult]:
+    """Run the tuner on a simulated loss, computed from the round, its hyper-parameters and the last loss."""
     loss = 1.0
     found = []
     for round in range(1, rounds + 1):
@@ -182,24 +184,24 @@ def played(tuner: ReinforceTuner, loss_after: Callable[[int, Hyper, float], floa
 def test_mean_moves_to_the_best_point_and_follows_it(
     goals: tuple[Sequence[float], ...], weighting: str, rate: float
 ) -> None:
-    tuner = reinforce(weighting=weighting, step_size=rate)
-    places = [dict(zip(axis.values, axis.positions, strict=True)) for axis in tuner.axes]
+    tuner = make_tuner(weighting=weighting, step_size=rate)
+    positions = [dict(zip(axis.values, axis.positions, strict=True)) for axis in tuner.axes]
     noise = np.random.default_rng(7).normal(0, 0.01, 1000)
 
     def loss_after(round: int, hyper: Hyper, loss: float) -> float:
-        place = np.array([places[0][hyper.lr], places[1][hyper.work]])
-        away = ((place - np.array(goals[round > 300])) ** 2).sum()
-        return loss * (1 - 0.1 * math.exp(-away / 0.125) + noise[round])
+        position = np.array([positions[0][hyper.lr], positions[1][hyper.work]])
+        offset = ((position - np.array(goals[round > 300])) ** 2).sum()
+        return loss * (1 - 0.1 * math.exp(-offset / 0.125) + noise[round])
 
-    found = played(tuner, loss_after, 600)
+    found = simulate_rounds(tuner, loss_after, 600)
     for goal, end in zip(goals, (300, 600), strict=True):
         means = np.array([one.tuner_state["psi"][:2].numpy() for one in found[end - 30 : end]])
         np.testing.assert_allclose(means.mean(0), goal, atol=0.13)
 
 
 def test_equation_7_by_hand() -> None:
-    """The sum over the window with its mean as the baseline, each score at its own ψ, and ascent (ERRATA 1, 2)."""
-    tuner = reinforce(window=2, collapse_factor=None)
+    """Sum over the window with its mean as the baseline, each score at its own ψ, and ascent (ERRATA 1, 2)."""
+    tuner = make_tuner(window=2, collapse_factor=None)
     losses = [4.0, 3.0, 2.9, 1.0, 0.9]
     found: list[TuneResult] = []
     scores = []
@@ -214,10 +216,10 @@ def test_equation_7_by_hand() -> None:
             psi = clip_psi(psi + 0.01 * step, grid_spacing(tuner.axes))
             assert found[-1].metrics["reward"] == rewards[-1]
         np.testing.assert_allclose(found[-1].tuner_state["psi"].numpy(), psi, rtol=1e-12, atol=1e-15)
-        places = [
+        positions = [
             axis.values.index(value) for axis, value in zip(tuner.axes, vars(found[-1].hyper).values(), strict=True)
         ]
-        at = int(np.ravel_multi_index(places, [len(axis.values) for axis in tuner.axes]))
+        at = int(np.ravel_multi_index(positions, [len(axis.values) for axis in tuner.axes]))
         scores.append(score(psi, grid_points(tuner.axes), at))
     assert torch.equal(found[0].tuner_state["psi"], found[1].tuner_state["psi"])  # no update at t=1
 
@@ -232,8 +234,8 @@ def test_equation_6_with_past_rewards_weights_recent_ones_more() -> None:
 
 
 def test_client_losses_arrive_a_round_late_and_reward_their_own_draw() -> None:
-    """L_t is what clients measured in round t: before round t+1 it rewards the draw of round t-1."""
-    tuner = reinforce(reward="clients", window=2)
+    """L_t is the loss measured in round t: before round t+1 it rewards the draw of round t-1."""
+    tuner = make_tuner(reward="clients", window=2)
     losses = [2.0, 1.5, 1.4, 0.7, 0.6]  # L_1 ...
     before: TuneResult | None = None
     drawn: list[Numbers] = []
@@ -250,9 +252,9 @@ def test_client_losses_arrive_a_round_late_and_reward_their_own_draw() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None, 0.0])
 def test_unknown_reward_changes_nothing(bad: float | None) -> None:
-    """The round of the bad loss, and the next, whose reward would have it below the line, too."""
+    """Neither the round of the bad loss nor the next one, which would divide by it, changes ψ."""
     clients = bad is None
-    tuner = reinforce(reward="clients" if clients else "validation", collapse_factor=None)
+    tuner = make_tuner(reward="clients" if clients else "validation", collapse_factor=None)
     name = "received_loss" if clients else "validation"
     before: TuneResult | None = None
     for round, loss in enumerate((2.0, 1.5, 1.4, 1.2), 1):
@@ -269,24 +271,26 @@ def test_unknown_reward_changes_nothing(bad: float | None) -> None:
         bad == 0.0,
         True,
         True,
-    ]  # a loss of 0 is the best there is; from there nothing is known
+    ]  # a loss of 0 is the best possible; the next reward is unknown
 
 
 @pytest.mark.parametrize(("reward", "late"), [("validation", 0), ("clients", 1)])
 def test_round_without_a_usable_model_gets_the_lowest_reward(reward: str, late: int) -> None:
-    """The loss has not changed by it, and says nothing. The draw before it still waits for its own, if that is late."""
+    """Its loss did not change and carries no information. An earlier draw still waits for its own late reward."""
     name = "received_loss" if late else "validation"
     before = None
     for round, loss in enumerate((2.0, 1.5, 1.4), 1):
-        before = tuned(reinforce(reward=reward), {name: loss}, before, round)
+        before = tuned(make_tuner(reward=reward), {name: loss}, before, round)
     assert before is not None and len(before.tuner_state["pending_scores"]) == 1 + late
-    told = {"used": 0.0} | ({} if late else {name: 1.4})
-    free, after = (tuned(reinforce(reward=reward, collapse_factor=guard), told, before, 4) for guard in (None, 1.5))
+    feedback = {"used": 0.0} | ({} if late else {name: 1.4})
+    free, after = (
+        tuned(make_tuner(reward=reward, collapse_factor=guard), feedback, before, 4) for guard in (None, 1.5)
+    )
     assert after.metrics["reward"] == after.tuner_state["rewards"][-1] == -1
     assert torch.equal(after.tuner_state["scores"][-1], before.tuner_state["pending_scores"][-1])
     assert torch.equal(after.tuner_state["pending_scores"][:-1], before.tuner_state["pending_scores"][:-1])
-    assert free.metrics.get("reward") == (None if late else 0)  # the paper's own scheme knows nothing of it
-    again = tuned(reinforce(reward=reward), {name: 1.2}, after, 5)
+    assert free.metrics.get("reward") == (None if late else 0)  # the paper's own scheme has no such rule
+    again = tuned(make_tuner(reward=reward), {name: 1.2}, after, 5)
     assert again.metrics["reward"] == pytest.approx((1.4 - 1.2) / 1.4)
 
 
@@ -297,9 +301,9 @@ def test_draws_that_make_all_parties_diverge_become_rare() -> None:
     fed = Federation(network(), population_with_validation(), algorithm, lr=0.1, steps=3, batch=4, seed=2)
     with pytest.warns(DescantWarning, match="no report was accepted"):
         fed.fit(40, progress=False)
-    doomed = [entry["lr"] > 1 for entry in fed.history_]
+    diverging = [entry["lr"] > 1 for entry in fed.history_]
     after = [later["reward"] for entry, later in pairwise(fed.history_) if entry["lr"] > 1]
-    assert 1 <= sum(doomed) < 8 and after == [-1.0] * len(after)
+    assert 1 <= sum(diverging) < 8 and after == [-1.0] * len(after)
     assert fed.history_[-1]["lr_mean"] < 0.1
 
 
@@ -308,20 +312,20 @@ def test_noise_in_first_and_low_losses_is_not_a_collapse() -> None:
     for losses in (math.log(10) * rng.uniform(0.9, 1.3, 50), np.r_[2.3, 1.0, 0.05 * rng.uniform(0.5, 3, 50)]):
         before: TuneResult | None = None
         for round, loss in enumerate(losses, 1):
-            before = tuned(reinforce(), {"validation": loss}, before, round)
+            before = tuned(make_tuner(), {"validation": loss}, before, round)
             assert before.global_model is None and not before.note
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 50.0])
 def test_collapse_rolls_back_narrows_and_moves_away(bad: float) -> None:
-    tuner = reinforce()
+    tuner = make_tuner()
     before = None
     for round, loss in enumerate((2.0, 1.5, 0.5, 0.6, bad), 1):
         before = tuned(tuner, {"validation": loss}, before, round)
         if loss == 0.5:
             there = before.tuner_state["psi"].numpy()
     assert before is not None and before.global_model is not None
-    assert torch.equal(before.global_model, torch.full((3,), 3.0))  # what round 3 would have begun with
+    assert torch.equal(before.global_model, torch.full((3,), 3.0))  # the start of round 3
     assert before.metrics["rolled_back"] == 2 and before.note.startswith("it collapsed at round 4 (a loss of")
     assert "rolled back to round 2; it now draws lr around 0.00" in before.note
     psi = before.tuner_state["psi"].numpy()
@@ -329,12 +333,12 @@ def test_collapse_rolls_back_narrows_and_moves_away(bad: float) -> None:
     np.testing.assert_allclose(np.exp(2 * psi[2:4]), narrower, rtol=0.5)
     assert (psi[:2] < there[:2]).all()
     after = tuned(tuner, {"validation": 0.4}, before, 6)
-    assert after.metrics["reward"] == pytest.approx((0.5 - 0.4) / 0.5)  # against the loss of the place gone back to
+    assert after.metrics["reward"] == pytest.approx((0.5 - 0.4) / 0.5)  # relative to the loss of the restored model
 
 
 def test_collapsed_draw_gets_the_lowest_reward() -> None:
-    """ψ of the place gone back to, one step of eq. (7) with the draw that collapsed, narrower, and a step down."""
-    tuner = reinforce()
+    """The restored ψ takes one step of eq. (7) with the collapsed draw, becomes narrower and moves a step down."""
+    tuner = make_tuner()
     before = None
     for round, loss in enumerate((2.0, 1.5, 0.5, 0.6), 1):
         before = tuned(tuner, {"validation": loss}, before, round)
@@ -350,7 +354,7 @@ def test_collapsed_draw_gets_the_lowest_reward() -> None:
 
 def test_guard_bounds_the_reward_of_a_single_bad_loss() -> None:
     for guard, least in ((1.5, -1.0), (None, -2.0)):
-        tuner = reinforce(collapse_factor=guard)
+        tuner = make_tuner(collapse_factor=guard)
         before = None
         for round, loss in enumerate((2.0, 0.05, 0.15), 1):
             before = tuned(tuner, {"validation": loss}, before, round)
@@ -360,70 +364,72 @@ def test_guard_bounds_the_reward_of_a_single_bad_loss() -> None:
 
 
 def test_no_point_is_retried_forever() -> None:
-    """Every learning rate above 0.004 destroys the model: the mean goes down until it no longer does."""
-    tuner = reinforce(work=None)
+    """If every learning rate above 0.004 destroys the model, the mean decreases until training is stable."""
+    tuner = make_tuner(work=None)
 
     def loss_after(round: int, hyper: Hyper, loss: float) -> float:
         return 50.0 if hyper.lr > 0.004 else loss * 0.97
 
-    found = played(tuner, loss_after, 120)
-    returns = [round for round, one in enumerate(found) if one.global_model is not None]
-    means = [found[at].metrics["lr_mean"] for at in returns]
-    assert 2 <= len(returns) < 40 and means[-1] < means[0] < 0.01
+    found = simulate_rounds(tuner, loss_after, 120)
+    rollback_rounds = [round for round, one in enumerate(found) if one.global_model is not None]
+    means = [found[at].metrics["lr_mean"] for at in rollback_rounds]
+    assert 2 <= len(rollback_rounds) < 40 and means[-1] < means[0] < 0.01
     assert sum(one.hyper.lr <= 0.004 for one in found[60:]) > 40
-    doomed = played(tuner, lambda round, hyper, loss: 1.0 if round < 3 else math.nan, 30)
-    assert doomed[-1].metrics["lr_mean"] == pytest.approx(0.001)  # as far as the grid goes, and no further
+    diverging = simulate_rounds(tuner, lambda round, hyper, loss: 1.0 if round < 3 else math.nan, 30)
+    assert diverging[-1].metrics["lr_mean"] == pytest.approx(0.001)  # the lower end of the grid
 
 
 def population_with_validation(count: int = 5) -> Population:
-    """Small parties, and a validation set like them."""
-    people = classification_parties(count)
-    x, y = (torch.cat([getattr(party, part) for party in people.values()]) for part in "xy")
-    return people.with_validation(x[::2], y[::2])
+    """Return small parties and a validation set that represents them."""
+    population = classification_parties(count)
+    x, y = (torch.cat([getattr(party, part) for party in population.values()]) for part in "xy")
+    return population.with_validation(x[::2], y[::2])
 
 
 def adaptive_federation(reward: str = "validation", **settings: object) -> Federation:
-    tuned_by = {"collapse_factor": settings.pop("collapse_factor", 1.5), "reward": reward, "loss_samples": 100}
-    algorithm = algorithms.AdaptiveHyper(lr=(0.05, 0.1, 0.2), work=(2, 4, 8), **tuned_by)  # type: ignore[arg-type]
-    people = population_with_validation() if reward == "validation" else classification_parties(5)
-    return Federation(network(), people, algorithm, lr=0.1, steps=3, batch=4, seed=2, **settings)  # type: ignore[arg-type]
+    settings_of_tuner = {"collapse_factor": settings.pop("collapse_factor", 1.5), "reward": reward, "loss_samples": 100}
+    algorithm = algorithms.AdaptiveHyper(lr=(0.05, 0.1, 0.2), work=(2, 4, 8), **settings_of_tuner)  # type: ignore[arg-type]
+    population = population_with_validation() if reward == "validation" else classification_parties(5)
+    return Federation(network(), population, algorithm, lr=0.1, steps=3, batch=4, seed=2, **settings)  # type: ignore[arg-type]
 
 
 def inflate_updates(report: Reply, in_rounds: Sequence[int] = (6,)) -> Sequence[Reply]:
-    """All parties send enormous models in some rounds."""
+    """Let all parties send very large models in some rounds."""
     if report.kind != "train" or report.round not in in_rounds:
         return [report]
     return [replace(report, arrays={name: 300 * tensor for name, tensor in report.arrays.items()})]
 
 
-@pytest.mark.parametrize(("reward", "heard"), [("validation", 7), ("clients", 8)])
-def test_an_injected_collapse_is_rolled_back_and_reported(reward: str, heard: int) -> None:
+@pytest.mark.parametrize(("reward", "detected_round"), [("validation", 7), ("clients", 8)])
+def test_an_injected_collapse_is_rolled_back_and_reported(reward: str, detected_round: int) -> None:
     fed = adaptive_federation(reward, engine=partial(BytesEngine, tamper=inflate_updates))
     name = "validation" if reward == "validation" else "received_loss"
-    with pytest.warns(DescantWarning, match=rf"Round {heard}: it collapsed at round 6 .* rolled back to round 5"):
+    with pytest.warns(
+        DescantWarning, match=rf"Round {detected_round}: it collapsed at round 6 .* rolled back to round 5"
+    ):
         rounds = list(fed.rounds(16))
-    before = fed.history_[heard - 2]
+    before = fed.history_[detected_round - 2]
     assert before[name] > 3 * fed.history_[4][name]
-    assert fed.history_[heard - 1]["rolled_back"] == 5 and rounds[heard - 1].round.tuner_note
+    assert fed.history_[detected_round - 1]["rolled_back"] == 5 and rounds[detected_round - 1].round.tuner_note
     assert [bool(entry.get("tuner_note")) for entry in fed.history_].count(True) == 1
-    assert fed.history_[-1][name] < fed.history_[4][name]  # it went on learning
+    assert fed.history_[-1][name] < fed.history_[4][name]  # training continues
     (finding,) = (text for text in fed.findings() if "rolled back" in text)
     assert finding.startswith("FedAvg+AH: it collapsed at round 6")
 
 
 def test_round_after_a_collapse_starts_at_the_lowest_loss() -> None:
-    seen: dict[int, torch.Tensor] = {}
+    received: dict[int, torch.Tensor] = {}
 
     class Watching(BytesEngine):
         def submit(self, tasks: Sequence[object]) -> None:
-            seen[tasks[0].round] = tasks[0].arrays["global_model"]  # type: ignore[attr-defined]
+            received[tasks[0].round] = tasks[0].arrays["global_model"]  # type: ignore[attr-defined]
             super().submit(tasks)  # type: ignore[arg-type]
 
     fed = adaptive_federation(engine=partial(Watching, tamper=inflate_updates))
     with pytest.warns(DescantWarning, match="collapsed"):
-        centers = [one.round.state.global_model for one in fed.rounds(7)]
-    assert torch.equal(seen[7], centers[4]) and torch.equal(seen[6], centers[4])
-    assert not torch.equal(centers[6], centers[4])
+        global_models = [one.round.state.global_model for one in fed.rounds(7)]
+    assert torch.equal(received[7], global_models[4]) and torch.equal(received[6], global_models[4])
+    assert not torch.equal(global_models[6], global_models[4])
 
 
 def test_without_a_guard_nothing_is_rolled_back() -> None:
@@ -435,10 +441,10 @@ def test_without_a_guard_nothing_is_rolled_back() -> None:
 
 
 def test_easy_clients_do_not_set_the_lowest_loss() -> None:
-    """Other clients in every round: the running mean is held against its lowest, and finds what lasts, or is huge."""
-    tuner = reinforce(reward="clients")
+    """With other clients in every round, the running mean detects a lasting or a very large increase."""
+    tuner = make_tuner(reward="clients")
     before = None
-    returns = []
+    rollback_rounds = []
     easy_and_hard = [2.3, *(0.4 if round % 3 else 2.2 for round in range(1, 30))]
     for round, loss in enumerate(easy_and_hard, 2):
         before = tuned(tuner, {"received_loss": loss}, before, round)
@@ -449,14 +455,14 @@ def test_easy_clients_do_not_set_the_lowest_loss() -> None:
         for round in range(last + 1, last + 8):
             lost = tuned(tuner, {"received_loss": bad}, lost, round)
             if lost.global_model is not None:
-                returns.append(round - last)
+                rollback_rounds.append(round - last)
                 break
-        assert returns[-1] <= soon and "a mean loss of" in lost.note
+        assert rollback_rounds[-1] <= soon and "a mean loss of" in lost.note
 
 
 def test_first_loss_after_a_rollback_is_that_of_the_restored_model() -> None:
-    """Parties began anew there, and what they kept for themselves was part of it: that is no second collapse."""
-    tuner = reinforce(reward="clients")
+    """Party state was reset, so the loss may be higher than before: that is not a second collapse."""
+    tuner = make_tuner(reward="clients")
     before = None
     for round, loss in enumerate((2.3, 1.0, 0.6, 0.5, 40.0), 2):
         before = tuned(tuner, {"received_loss": loss}, before, round)
@@ -468,22 +474,24 @@ def test_first_loss_after_a_rollback_is_that_of_the_restored_model() -> None:
 
 
 def test_small_samples_of_different_clients_are_not_a_collapse() -> None:
-    people = parties.digits(count=10, split="dirichlet", alpha=0.05, seed=1)
+    population = parties.digits(count=10, split="dirichlet", alpha=0.05, seed=1)
     algorithm = algorithms.AdaptiveHyper(reward="clients", lr=(0.01, 0.03, 0.1, 0.3), work=(5, 10, 20))
-    fed = Federation(partial(torch.nn.Linear, 64, 10), people, algorithm, steps=10, batch=10, participation=2, seed=1)
+    fed = Federation(
+        partial(torch.nn.Linear, 64, 10), population, algorithm, steps=10, batch=10, participation=2, seed=1
+    )
     fed.fit(60, progress=False)
     assert not any("rolled_back" in entry for entry in fed.history_)
 
 
 def test_silent_clients_cause_one_rollback() -> None:
-    tuner = reinforce(reward="clients")
+    tuner = make_tuner(reward="clients")
     before = None
-    returns = []
+    rollback_rounds = []
     for round in range(1, 15):
         feedback = {} if round == 1 or round >= 6 else {"received_loss": 2.0 - 0.1 * round}
         before = tuned(tuner, feedback, before, round)
-        returns += [round] if before.global_model is not None else []
-    assert returns == [8]
+        rollback_rounds += [round] if before.global_model is not None else []
+    assert rollback_rounds == [8]
 
 
 def test_equal_seeds_repeat_a_run_and_other_seeds_do_not() -> None:
@@ -500,7 +508,7 @@ def test_equal_seeds_repeat_a_run_and_other_seeds_do_not() -> None:
 @pytest.mark.parametrize("reward", ["validation", "clients"])
 @pytest.mark.parametrize("stop", [1, 4, 6, 7])
 def test_resumed_run_equals_an_uninterrupted_one(reward: str, stop: int, tmp_path: Path) -> None:
-    """Before a collapse, at it and after it, with the tuner's memory and the centre that it may go back to."""
+    """Resume before, at and after a collapse, with the tuner's state and the stored global model."""
     engine = partial(BytesEngine, tamper=inflate_updates)
     with pytest.warns(DescantWarning, match="collapsed"):
         whole = adaptive_federation(reward, engine=engine).fit(10, progress=False)
@@ -606,10 +614,12 @@ def test_decay_schedule_by_hand() -> None:
 
 
 def test_tuner_leaves_a_learning_rate_that_is_too_small() -> None:
-    """On real data the tuner leaves a bad beginning by itself."""
-    people = parties.digits(count=4, split="iid", seed=0)
-    x, y = (torch.cat([getattr(party, part) for party in people.values()])[::8] for part in "xy")
-    people = people.with_validation(x, y)
+    """On real data the tuner leaves a bad start by itself."""
+    population = parties.digits(count=4, split="iid", seed=0)
+    x, y = (torch.cat([getattr(party, part) for party in population.values()])[::8] for part in "xy")
+    population = population.with_validation(x, y)
     algorithm = algorithms.AdaptiveHyper(lr=(0.003, 0.01, 0.03, 0.1, 0.3), work=None)
-    fed = Federation(partial(torch.nn.Linear, 64, 10), people, algorithm, steps=10, batch=10).fit(40, progress=False)
+    fed = Federation(partial(torch.nn.Linear, 64, 10), population, algorithm, steps=10, batch=10).fit(
+        40, progress=False
+    )
     assert fed.history_[-1]["lr_mean"] > 0.05

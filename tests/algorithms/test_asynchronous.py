@@ -1,4 +1,4 @@
-"""Nobody waits for the slow: the virtual clock, quorum, staleness, and stopping with work on its way."""
+"""Asynchronous methods: the virtual clock, quorum, staleness, and stops with pending tasks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SPEEDS = {"0": 0.25, "1": 3.0}
 CLOCK = VirtualClock(SPEEDS)
 
 
-def made(algorithm: Algorithm, engine: object = CLOCK, **settings: object) -> Federation:
+def make_federation(algorithm: Algorithm, engine: object = CLOCK, **settings: object) -> Federation:
     solver = settings.pop("solver", Sgd(lr=0.1, steps=3, batch=4))
     return Federation(network(), classification_parties(5), algorithm, solver=solver, seed=7, engine=engine, **settings)  # type: ignore[arg-type]
 
 
-def ran(fed: Federation, rounds: int) -> Federation:
+def run_rounds(fed: Federation, rounds: int) -> Federation:
     return fed.fit(rounds, progress=False)
 
 
@@ -43,25 +43,25 @@ def column(fed: Federation, name: str) -> list[float]:
 
 
 def test_faster_parties_reply_more_often_and_staleness_counts_versions() -> None:
-    """Three steps take 1, 3 and 12 seconds: by hand, version by version."""
-    fed = ran(made(FedAsync()), 14)
-    letters = [entry["presence"].replace("a", ".") for entry in fed.history_]
-    who = [text.index("p") for text in letters]
-    at_once = [sorted(who[begin:end]) for begin, end in ((0, 2), (2, 6), (6, 8), (8, 12), (12, 14))]
-    assert at_once == [[1, 1], [1, 2, 3, 4], [1, 1], [1, 2, 3, 4], [1, 1]]
+    """Three steps take 1, 3 or 12 seconds: versions computed by hand."""
+    fed = run_rounds(make_federation(FedAsync()), 14)
+    presence = [entry["presence"].replace("a", ".") for entry in fed.history_]
+    replying = [text.index("p") for text in presence]
+    replying_together = [sorted(replying[begin:end]) for begin, end in ((0, 2), (2, 6), (6, 8), (8, 12), (12, 14))]
+    assert replying_together == [[1, 1], [1, 2, 3, 4], [1, 1], [1, 2, 3, 4], [1, 1]]
     assert column(fed, "clock") == [1, 2, 3, 3, 3, 3, 4, 5, 6, 6, 6, 6, 7, 8]
-    asked = dict.fromkeys(who, 0)  # the version at which each was asked
-    for version, (party, late) in enumerate(zip(who, column(fed, "staleness"), strict=True), 1):
-        assert late == version - 1 - asked[party]
-        asked[party] = version
-    late = ran(made(FedAsync(max_staleness=40)), 30)
-    at = [entry["presence"][0] for entry in late.history_].index("p")
-    assert late.history_[at]["clock"] == 12 and late.history_[at]["staleness"] == at
+    task_version = dict.fromkeys(replying, 0)  # the version at which each got its task
+    for version, (party, stale) in enumerate(zip(replying, column(fed, "staleness"), strict=True), 1):
+        assert stale == version - 1 - task_version[party]
+        task_version[party] = version
+    stale = run_rounds(make_federation(FedAsync(max_staleness=40)), 30)
+    at = [entry["presence"][0] for entry in stale.history_].index("p")
+    assert stale.history_[at]["clock"] == 12 and stale.history_[at]["staleness"] == at
 
 
 @pytest.mark.parametrize(("algorithm", "parties"), [(FedBuff(2), 3), (FedBuff(3), 10), (FedAsync(), 5)])
 def test_parties_of_equal_speed_reply_equally_often(algorithm: Algorithm, parties: int) -> None:
-    """Ties are broken by the seed: by name, some would report twice as often as others."""
+    """The seed breaks ties: by name, some parties would reply twice as often as others."""
     versions = 90
     turns = []
     for seed in (0, 1):
@@ -69,7 +69,7 @@ def test_parties_of_equal_speed_reply_equally_often(algorithm: Algorithm, partie
         fed = Federation(
             network(), classification_parties(parties), algorithm, solver=solver, seed=seed, engine=VirtualClock()
         )
-        ran(fed, versions)
+        run_rounds(fed, versions)
         counts = [sum(entry["presence"][k] == "p" for entry in fed.history_) for k in range(parties)]
         assert max(counts) <= 1.3 * min(counts) and max(column(fed, "staleness")) < parties, counts
         turns.append([entry["presence"] for entry in fed.history_])
@@ -78,8 +78,8 @@ def test_parties_of_equal_speed_reply_equally_often(algorithm: Algorithm, partie
 
 @pytest.mark.parametrize("name", METHODS)
 def test_clock_changes_only_the_time_of_synchronous_methods(name: str) -> None:
-    timed = ran(made(METHODS[name]()), 2)
-    plain = ran(made(METHODS[name](), InProcess), 2)
+    timed = run_rounds(make_federation(METHODS[name]()), 2)
+    plain = run_rounds(make_federation(METHODS[name](), InProcess), 2)
     assert torch.equal(timed.state.global_model, plain.state.global_model)
     for party in plain.state.personal_models.names():
         assert torch.equal(
@@ -89,8 +89,10 @@ def test_clock_changes_only_the_time_of_synchronous_methods(name: str) -> None:
 
 
 def test_quorum_larger_than_the_pending_tasks_waits_for_all() -> None:
-    waiting = ran(made(replace(algorithms.FedAvg(), quorum=9)), 3)
-    assert torch.equal(waiting.state.global_model, ran(made(algorithms.FedAvg()), 3).state.global_model)
+    waiting = run_rounds(make_federation(replace(algorithms.FedAvg(), quorum=9)), 3)
+    assert torch.equal(
+        waiting.state.global_model, run_rounds(make_federation(algorithms.FedAvg()), 3).state.global_model
+    )
     assert column(waiting, "clock") == [12, 24, 36] and column(waiting, "staleness") == [0, 0, 0]
 
 
@@ -98,23 +100,25 @@ def test_quorum_larger_than_the_pending_tasks_waits_for_all() -> None:
 @settings(max_examples=12, deadline=None)
 def test_time_never_decreases_and_every_party_gets_a_turn(speeds: list[float], quorum: int, jitter: float) -> None:
     clock = VirtualClock(dict(zip("01234", speeds, strict=True)), jitter)
-    fed = ran(made(replace(FedBuff(quorum), max_staleness=1000), clock, solver=Sgd(lr=0.01, steps=1, batch=4)), 12)
+    fed = run_rounds(
+        make_federation(replace(FedBuff(quorum), max_staleness=1000), clock, solver=Sgd(lr=0.01, steps=1, batch=4)), 12
+    )
     times = column(fed, "clock")
     assert times == sorted(times) and not fed.rejections_
     assert all(entry["accepted"] == quorum for entry in fed.history_)
-    flight = fed.state.server_state["pending_tasks"]
-    assert len(flight["party_index"]) == 5 - quorum and len(set(flight["party_index"].tolist())) == 5 - quorum
+    pending = fed.state.server_state["pending_tasks"]
+    assert len(pending["party_index"]) == 5 - quorum and len(set(pending["party_index"].tolist())) == 5 - quorum
 
 
 def test_evaluation_takes_no_time_and_changes_nothing() -> None:
-    plain = ran(made(FedBuff(2)), 6)
-    looked = made(FedBuff(2))
-    for done in looked.rounds(6):
+    plain = run_rounds(make_federation(FedBuff(2)), 6)
+    evaluated = make_federation(FedBuff(2))
+    for done in evaluated.rounds(6):
         done.scores  # noqa: B018
-        looked.models_["0"]
+        evaluated.models_["0"]
         if done.index == 3:
-            interpolate(looked, points=2)
-    assert looked.hash() == plain.hash() and column(looked, "clock") == column(plain, "clock")
+            interpolate(evaluated, points=2)
+    assert evaluated.hash() == plain.hash() and column(evaluated, "clock") == column(plain, "clock")
 
 
 def test_staleness_discounts_are_those_of_the_papers() -> None:
@@ -127,66 +131,70 @@ def test_staleness_discounts_are_those_of_the_papers() -> None:
 
 @pytest.mark.parametrize("reply_content", ["model", "update"])
 def test_one_step_of_fedasync_and_of_fedbuff_by_hand(reply_content: str) -> None:
-    """A report that is 3 versions late moves the centre by α·s(3) of the way to it, or by η·s(3) of its change."""
+    """A reply that is 3 versions late moves the global model by α·s(3) of the way to it, or by η·s(3) of its update."""
     algorithm = FedAsync(0.5, rho=0.0) if reply_content == "model" else FedBuff(1, server_step=0.5)
     clock = VirtualClock({"0": 2.9, "1": 1.1, "2": 1.0, "3": 0.01, "4": 0.01})
-    fed = made(algorithm, clock)
+    fed = make_federation(algorithm, clock)
     first = fed.state.global_model.clone()
-    ran(fed, 3)
+    run_rounds(fed, 3)
     before = fed.state.global_model
-    ran(fed, 1)
+    run_rounds(fed, 1)
     assert column(fed, "staleness") == [0, 0, 2, 3] and fed.history_[-1]["presence"][2] == "p"
-    lone = made(replace(algorithms.Local(), participation=Dropouts({"0": 0, "1": 0, "3": 0, "4": 0})), InProcess)
-    trained = ran(lone, 1).state.personal_models.get("2")["model"]
+    lone = make_federation(
+        replace(algorithms.Local(), participation=Dropouts({"0": 0, "1": 0, "3": 0, "4": 0})), InProcess
+    )
+    trained = run_rounds(lone, 1).state.personal_models.get("2")["model"]
     s = 0.5 * (1 + 3) ** -0.5
-    moved = trained - (before if reply_content == "model" else first)
-    torch.testing.assert_close(fed.state.global_model, before + s * moved, rtol=0, atol=1e-6)
+    update = trained - (before if reply_content == "model" else first)
+    torch.testing.assert_close(fed.state.global_model, before + s * update, rtol=0, atol=1e-6)
 
 
 def test_stale_reply_is_rejected_by_name_and_its_party_gets_a_new_task() -> None:
-    fed = made(FedAsync(max_staleness=8))
+    fed = make_federation(FedAsync(max_staleness=8))
     with pytest.warns(DescantWarning, match="1 of 2 reports were refused, the first: round 1, party '0': stale"):
-        ran(fed, 30)
+        run_rounds(fed, 30)
     assert all(entry["presence"][0] == "." and entry["presence"].count("p") == 1 for entry in fed.history_)
     assert 0 in fed.state.server_state["pending_tasks"]["party_index"]
 
 
 def test_parties_with_personal_models_may_be_late() -> None:
     algorithm = replace(algorithms.FedAvgPlus(alpha=1.0), quorum=2, max_staleness=9)
-    fed = ran(made(algorithm, solver=Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")), 8)
+    fed = run_rounds(make_federation(algorithm, solver=Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")), 8)
     assert not fed.rejections_ and len(fed.state.personal_models.names()) >= 4
     steps = {
         name: float(fed.engine_.party_states.get(name)["moment.step"]) for name in fed.state.personal_models.names()
     }
     attended = dict(zip(fed.population, fed.state.rounds_trained(fed.plan_).tolist(), strict=True))
-    assert steps == {name: 3 * attended[name] for name in steps}  # a memory moves when its report counts
+    assert steps == {name: 3 * attended[name] for name in steps}  # party state advances when its reply counts
 
 
-WAYS: dict[str, Algorithm] = {
+ASYNCHRONOUS: dict[str, Algorithm] = {
     "FedAsync": FedAsync(max_staleness=5),
     "FedBuff": FedBuff(2),
     "Fed+": replace(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1), quorum=2, max_staleness=9),
-    "drops": replace(FedBuff(2), participation=Dropouts({"1": 3, "2": 5})),
-    "by chance": replace(FedBuff(2), participation=RandomAvailability(0.7)),
+    "dropouts": replace(FedBuff(2), participation=Dropouts({"1": 3, "2": 5})),
+    "random": replace(FedBuff(2), participation=RandomAvailability(0.7)),
 }
 
 
 @pytest.mark.filterwarnings("ignore::descant.errors.DescantWarning")
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_stop_at_any_round_changes_nothing(name: str, tmp_path: Path) -> None:
     solver = Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")
     clock = VirtualClock(SPEEDS, jitter=0.4)
-    whole = ran(made(WAYS[name], clock, solver=solver), 10)
+    whole = run_rounds(make_federation(ASYNCHRONOUS[name], clock, solver=solver), 10)
     assert max(column(whole, "staleness")) > 0
     for stop in (1, 4, 7):
-        ran(made(WAYS[name], clock, solver=solver), stop).save(tmp_path / str(stop))
-        again = ran(made(WAYS[name], clock, solver=solver).load(tmp_path / str(stop)), 10 - stop)
-        assert again.hash() == whole.hash()
-        assert [e["presence"] for e in again.history_] == [e["presence"] for e in whole.history_]
+        run_rounds(make_federation(ASYNCHRONOUS[name], clock, solver=solver), stop).save(tmp_path / str(stop))
+        resumed = run_rounds(
+            make_federation(ASYNCHRONOUS[name], clock, solver=solver).load(tmp_path / str(stop)), 10 - stop
+        )
+        assert resumed.hash() == whole.hash()
+        assert [e["presence"] for e in resumed.history_] == [e["presence"] for e in whole.history_]
 
 
 def test_interrupted_round_is_repeated() -> None:
-    fed = ran(made(FedBuff(2)), 4)
+    fed = run_rounds(make_federation(FedBuff(2)), 4)
     collect = fed.engine_.collect
 
     def broken(timeout: float) -> list[Reply]:
@@ -195,39 +203,41 @@ def test_interrupted_round_is_repeated() -> None:
 
     fed.engine_.collect = broken  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        ran(fed, 1)
+        run_rounds(fed, 1)
     fed.engine_.collect = collect  # type: ignore[method-assign]
-    assert ran(fed, 4).hash() == ran(made(FedBuff(2)), 8).hash()
+    assert run_rounds(fed, 4).hash() == run_rounds(make_federation(FedBuff(2)), 8).hash()
 
 
-@pytest.mark.parametrize("name", ["FedBuff", "drops"])
+@pytest.mark.parametrize("name", ["FedBuff", "dropouts"])
 @pytest.mark.parametrize("writes", [35, 50, 65])
 def test_kill_at_any_write_changes_nothing(
     name: str, writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    whole = ran(made(WAYS[name]), 6)
+    whole = run_rounds(make_federation(ASYNCHRONOUS[name]), 6)
     with (
         pytest.raises(SimulatedCrash),
         inject_faults(writes),
-        Run.start(tmp_path / "run", made(WAYS[name]), sync=2) as run,
+        Run.start(tmp_path / "run", make_federation(ASYNCHRONOUS[name]), sync=2) as run,
     ):
         for _ in run.rounds(6):
             pass
-    again = made(WAYS[name])
-    with Run.resume(tmp_path / "run", again) as run:
+    resumed = make_federation(ASYNCHRONOUS[name])
+    with Run.resume(tmp_path / "run", resumed) as run:
         assert 0 <= run.round < 6
         for _ in run.rounds(6 - run.round):
             pass
-    assert again.hash() == whole.hash()
+    assert resumed.hash() == whole.hash()
 
 
 def test_batches_and_worker_processes_agree() -> None:
     algorithm = replace(FedBuff(3), participation=Dropouts({"1": 3}))
-    whole = ran(made(algorithm), 6)
-    cut = ran(made(algorithm, VirtualClock(SPEEDS, engine=partial(BytesEngine, batch_count=3))), 6)
-    torch.testing.assert_close(cut.state.global_model, whole.state.global_model, rtol=0, atol=1e-6)
-    assert [e["presence"] for e in cut.history_] == [e["presence"] for e in whole.history_]
+    whole = run_rounds(make_federation(algorithm), 6)
+    batched = run_rounds(
+        make_federation(algorithm, VirtualClock(SPEEDS, engine=partial(BytesEngine, batch_count=3))), 6
+    )
+    torch.testing.assert_close(batched.state.global_model, whole.state.global_model, rtol=0, atol=1e-6)
+    assert [e["presence"] for e in batched.history_] == [e["presence"] for e in whole.history_]
     processes = Processes(workers=1)
     try:
         fed = Federation(
@@ -240,23 +250,23 @@ def test_batches_and_worker_processes_agree() -> None:
             seed=7,
             engine=VirtualClock(SPEEDS, 0, processes),
         )
-        assert torch.equal(ran(fed, 6).state.global_model, whole.state.global_model)
+        assert torch.equal(run_rounds(fed, 6).state.global_model, whole.state.global_model)
     finally:
         processes.close()
 
 
 def test_pending_tasks_grow_with_working_parties_not_rounds() -> None:
-    fed = made(FedBuff(2))
+    fed = make_federation(FedBuff(2))
     sizes = [len(done.round.state.server_state["pending_tasks"]) for done in fed.rounds(25)]
     assert max(sizes) <= 6 + 5 and sizes[-1] <= max(sizes[5:15])
 
 
 def test_local_baseline_has_the_same_replies() -> None:
-    """Else a party would be compared with one that worked more often than it did."""
-    fed = ran(made(FedBuff(2)), 8)
-    twin = ran(made(local_baseline(fed.algorithm, fed.history_)), 8)
-    assert [e["presence"] for e in twin.history_] == [e["presence"] for e in fed.history_]
-    assert column(twin, "clock") == column(fed, "clock")
+    """Otherwise a party would be compared with a baseline that trained more often."""
+    fed = run_rounds(make_federation(FedBuff(2)), 8)
+    baseline = run_rounds(make_federation(local_baseline(fed.algorithm, fed.history_)), 8)
+    assert [e["presence"] for e in baseline.history_] == [e["presence"] for e in fed.history_]
+    assert column(baseline, "clock") == column(fed, "clock")
 
 
 @pytest.mark.parametrize(
@@ -264,22 +274,22 @@ def test_local_baseline_has_the_same_replies() -> None:
     [CoresetProxies(FedAsync()), CoresetProxies(FedBuff(2)), replace(CoresetProxies(algorithms.FedAvg()), quorum=2)],
 )
 def test_coreset_proxies_need_a_method_that_waits_for_all(algorithm: Algorithm) -> None:
-    """Else one would count in every version, many times as often as the parties that are there."""
+    """Otherwise a proxy would count in every version, far more often than the present parties."""
     with pytest.raises(SettingError, match=r"does not wait for all parties \(its quorum is [12]\)"):
-        made(algorithm).state  # noqa: B018
+        make_federation(algorithm).state  # noqa: B018
 
 
 @pytest.mark.parametrize(
-    ("clock", "told"),
+    ("clock", "message"),
     [
         (VirtualClock({"9": 1.0}), "a speed for party '9', and there is no party"),
         (VirtualClock({"0": 0.0}), "The speed of party '0' must be a number > 0. Got 0.0"),
         (VirtualClock(jitter=-1.0), "The 'jitter' of VirtualClock must be >= 0"),
     ],
 )
-def test_invalid_clock_is_rejected(clock: VirtualClock, told: str) -> None:
-    with pytest.raises(SettingError, match=told):
-        ran(made(FedAsync(), clock), 1)
+def test_invalid_clock_is_rejected(clock: VirtualClock, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        run_rounds(make_federation(FedAsync(), clock), 1)
 
 
 def test_invalid_settings_are_rejected() -> None:
@@ -288,4 +298,4 @@ def test_invalid_settings_are_rejected() -> None:
     ):
         FedAsync(staleness="linear")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match=r"The 'quorum' of FedBuff must be a whole number >= 1. Got 0"):
-        ran(made(FedBuff(0)), 1)
+        run_rounds(make_federation(FedBuff(0)), 1)

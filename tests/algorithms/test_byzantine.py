@@ -1,4 +1,4 @@
-"""Parties that lie: what they say is changed on its way to the centre, and nothing else is."""
+"""Byzantine parties: only their updates and rewards are changed."""
 
 from functools import partial
 
@@ -11,22 +11,24 @@ from descant.errors import SettingError
 from descant.models import mlp
 
 
-def fitted(method, rounds=4):
-    people = parties.digits(count=5, seed=0)
-    return Federation(partial(mlp, 64, 10, (16,)), people, method, lr=0.2, steps=10, batch=20).fit(
+def fit_federation(method, rounds=4):
+    population = parties.digits(count=5, seed=0)
+    return Federation(partial(mlp, 64, 10, (16,)), population, method, lr=0.2, steps=10, batch=20).fit(
         rounds, progress=False
     )
 
 
 def test_byzantine_parties_with_true_values_change_nothing():
-    assert torch.equal(fitted(ByzantineParties(FedAvg(), 2)).state.global_model, fitted(FedAvg()).state.global_model)
+    assert torch.equal(
+        fit_federation(ByzantineParties(FedAvg(), 2)).state.global_model, fit_federation(FedAvg()).state.global_model
+    )
 
 
 @pytest.mark.parametrize("weights", [[1, 1, 1], [2, 1, 1]])
 def test_byzantine_models_arrive_multiplied(weights):
     method = ByzantineParties(FedAvg(), 1, scale=-10.0)
-    found = method.aggregate(torch.tensor([[1.0], [4.0], [12.0]]), torch.tensor(weights, dtype=torch.float64))
-    assert found.point.item() == pytest.approx((-10 * weights[0] + 4 + 12) / sum(weights))
+    aggregate = method.aggregate(torch.tensor([[1.0], [4.0], [12.0]]), torch.tensor(weights, dtype=torch.float64))
+    assert aggregate.point.item() == pytest.approx((-10 * weights[0] + 4 + 12) / sum(weights))
 
 
 def test_poisoned_aggregator_does_not_modify_the_stack():
@@ -53,12 +55,12 @@ def test_median_stays_among_honest_models_and_mean_does_not(robust):
     mean, median = (
         ByzantineParties(base(), 2, scale=-1e6).aggregate(models, torch.ones(5)).point for base in (FedAvg, robust)
     )
-    reach = (honest - honest.mean(0)).norm(dim=1).max()
-    assert (median - honest.mean(0)).norm() < 2 * reach and (mean - honest.mean(0)).norm() > 1000 * reach
+    radius = (honest - honest.mean(0)).norm(dim=1).max()
+    assert (median - honest.mean(0)).norm() < 2 * radius and (mean - honest.mean(0)).norm() > 1000 * radius
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"count": 0}, "'count'"),
         ({"count": 1.5}, "'count'"),
@@ -67,6 +69,6 @@ def test_median_stays_among_honest_models_and_mean_does_not(robust):
         ({"claimed_reward": float("inf")}, "'claimed_reward'"),
     ],
 )
-def test_invalid_settings_are_rejected(settings, told):
-    with pytest.raises(SettingError, match=told):
+def test_invalid_settings_are_rejected(settings, message):
+    with pytest.raises(SettingError, match=message):
         ByzantineParties(FedAvg(), **settings)

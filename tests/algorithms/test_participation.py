@@ -1,4 +1,4 @@
-"""Who takes part in a round: by draws, by rule, by a timetable of who comes and goes, and what is wrong with one."""
+"""Participation by draws, by rules and by timetables, and errors in timetables."""
 
 from __future__ import annotations
 
@@ -34,24 +34,33 @@ from toy_problems import classification_parties, network
 NAMES = ("a", "b", "c")
 
 
-def attending(round: int, names: tuple[str, ...] = NAMES, seed: int = 0) -> ParticipationContext:
+def make_context(round: int, names: tuple[str, ...] = NAMES, seed: int = 0) -> ParticipationContext:
     return ParticipationContext(
         round, names, Hyper(work=20), rng=np.random.default_rng(round), seed=seed, all_parties=NAMES
     )
 
 
-def days(attend: Participation, rounds: int = 8, names: tuple[str, ...] = NAMES) -> list[str]:
-    """Who is there, round by round."""
-    return ["".join(attend(attending(round, names))) for round in range(1, rounds + 1)]
+def participants_by_round(participation: Participation, rounds: int = 8, names: tuple[str, ...] = NAMES) -> list[str]:
+    """Return the participants of each round."""
+    return ["".join(participation(make_context(round, names))) for round in range(1, rounds + 1)]
 
 
 def test_parties_join_late_leave_and_return() -> None:
     table = Timetable.from_records(
         [{"party": "a", "from": 1, "to": 2}, {"party": "a", "from": "6", "to": ""}, {"party": "b", "from": 4, "to": 4}]
     )
-    assert days(table) == ["ac", "ac", "c", "bc", "c", "ac", "ac", "ac"]
-    assert days(Dropouts({"b": 3, "c": 0})) == ["ab"] * 3 + ["a"] * 5
-    assert days(PeriodicParticipation(3, {"a": 2, "c": 6})) == ["b", "ab", "b", "b", "ab", "bc", "b", "ab"]
+    assert participants_by_round(table) == ["ac", "ac", "c", "bc", "c", "ac", "ac", "ac"]
+    assert participants_by_round(Dropouts({"b": 3, "c": 0})) == ["ab"] * 3 + ["a"] * 5
+    assert participants_by_round(PeriodicParticipation(3, {"a": 2, "c": 6})) == [
+        "b",
+        "ab",
+        "b",
+        "b",
+        "ab",
+        "bc",
+        "b",
+        "ab",
+    ]
 
 
 spans = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), max_size=4)
@@ -60,7 +69,7 @@ spans = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), max_size=4)
 @given(st.dictionaries(st.sampled_from(NAMES), spans, max_size=3))
 @settings(max_examples=60, deadline=None)
 def test_a_timetable_a_trace_and_their_files_agree(gaps: dict[str, list[tuple[int, int]]]) -> None:
-    """Spans with gaps between them, as records, as a file of spans and as a trace of 0 and 1."""
+    """Compare records, a file of spans and a trace of 0 and 1."""
     rows: list[dict[str, Any]] = []
     for party, pairs in gaps.items():
         at = 0
@@ -68,15 +77,15 @@ def test_a_timetable_a_trace_and_their_files_agree(gaps: dict[str, list[tuple[in
             rows.append({"party": party, "from": at + gap, "to": at + gap + length})
             at += gap + length
     rounds = max((row["to"] for row in rows), default=1)
-    there = {p: {r for row in rows if row["party"] == p for r in range(row["from"], row["to"] + 1)} for p in NAMES}
+    present = {p: {r for row in rows if row["party"] == p for r in range(row["from"], row["to"] + 1)} for p in NAMES}
     listed = {row["party"] for row in rows}
-    expected = ["".join(p for p in NAMES if r in there[p] or p not in listed) for r in range(1, rounds + 1)]
-    assert days(Timetable.from_records(rows), rounds) == expected
+    expected = ["".join(p for p in NAMES if r in present[p] or p not in listed) for r in range(1, rounds + 1)]
+    assert participants_by_round(Timetable.from_records(rows), rounds) == expected
     lines = ["party,from,to", *(f"{row['party']},{row['from']},{row['to']}" for row in rows)]
     head = ",".join(["party", *map(str, range(1, rounds + 1))])
-    trace = [head, *(",".join([p, *(str(int(r in there[p])) for r in range(1, rounds + 1))]) for p in sorted(listed))]
+    trace = [head, *(",".join([p, *(str(int(r in present[p])) for r in range(1, rounds + 1))]) for p in sorted(listed))]
     for text in (lines, trace) if rows else ():
-        assert days(Timetable.read(_file(text)), rounds) == expected
+        assert participants_by_round(Timetable.read(_file(text)), rounds) == expected
 
 
 def _file(lines: list[str]) -> Path:
@@ -89,30 +98,37 @@ def _file(lines: list[str]) -> Path:
 
 def test_parties_are_absent_after_the_last_round_of_a_trace(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("party,1,2,3\na,1,0,1\nb,0,0,0\n")
-    assert days(Timetable.read(tmp_path / "trace.csv"), 5) == ["ac", "c", "ac", "c", "c"]
+    assert participants_by_round(Timetable.read(tmp_path / "trace.csv"), 5) == ["ac", "c", "ac", "c", "c"]
 
 
 def test_random_availability_of_a_party_is_independent_of_others() -> None:
-    """Neither who else can be reached nor the order changes whether a party comes; a stint lasts."""
-    comes = RandomAvailability(0.5)
-    alone = days(comes, 60, ("b",))
-    assert [("b" in day) for day in days(comes, 60)] == [day == "b" for day in alone]
-    assert 15 < sum(map(len, alone)) < 45
-    stints = days(RandomAvailability(0.5, rounds_per_draw=4), 60, ("b",))
-    assert all(len(set(stints[at : at + 4])) == 1 for at in range(0, 60, 4)) and len(set(stints)) == 2
-    assert days(RandomAvailability(1.0)) == ["abc"] * 8 and days(RandomAvailability(0.0)) == [""] * 8
-    assert [comes(attending(1, seed=seed)).keys() for seed in range(9)] != [comes(attending(1)).keys()] * 9
+    """Other available parties do not change the draw of a party; a draw lasts for its rounds."""
+    availability = RandomAvailability(0.5)
+    single = participants_by_round(availability, 60, ("b",))
+    assert [("b" in day) for day in participants_by_round(availability, 60)] == [day == "b" for day in single]
+    assert 15 < sum(map(len, single)) < 45
+    lasting = participants_by_round(RandomAvailability(0.5, rounds_per_draw=4), 60, ("b",))
+    assert all(len(set(lasting[at : at + 4])) == 1 for at in range(0, 60, 4)) and len(set(lasting)) == 2
+    assert (
+        participants_by_round(RandomAvailability(1.0)) == ["abc"] * 8
+        and participants_by_round(RandomAvailability(0.0)) == [""] * 8
+    )
+    assert [availability(make_context(1, seed=seed)).keys() for seed in range(9)] != [
+        availability(make_context(1)).keys()
+    ] * 9
 
 
 def test_participation_rules_compose() -> None:
     drops = Dropouts({"a": 1}, Sample(1))
-    assert {len(day) for day in days(drops)} == {1} and "a" not in "".join(days(drops)[1:])
-    assert days(FirstParties(2, Dropouts({"a": 1}))) == ["ab"] + ["b"] * 7
-    works = Stragglers(1.0, Dropouts({"a": 1}))(attending(2))
-    assert works.keys() == {"b", "c"} and all(hyper.work < 20 for hyper in works.values())
+    assert {len(day) for day in participants_by_round(drops)} == {1} and "a" not in "".join(
+        participants_by_round(drops)[1:]
+    )
+    assert participants_by_round(FirstParties(2, Dropouts({"a": 1}))) == ["ab"] + ["b"] * 7
+    hypers = Stragglers(1.0, Dropouts({"a": 1}))(make_context(2))
+    assert hypers.keys() == {"b", "c"} and all(hyper.work < 20 for hyper in hypers.values())
 
 
-BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
+INVALID: dict[str, tuple[list[dict[str, Any]], str]] = {
     "unknown party": (
         [{"party": "a"}, {"party": "bb"}],
         "Row 2 of the schedule: There is no party 'bb'. Did you mean 'b'",
@@ -131,15 +147,15 @@ BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", INVALID)
 def test_error_in_a_schedule_names_its_row(name: str) -> None:
-    rows, told = BAD[name]
-    with pytest.raises(SettingError, match=told):
-        Timetable.from_records(rows)(attending(1))
+    rows, message = INVALID[name]
+    with pytest.raises(SettingError, match=message):
+        Timetable.from_records(rows)(make_context(1))
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "The first line of .* must be party,from,to or"),
         ("who,from,to\na,1,2\n", "The first line of .* must be party,from,to or"),
@@ -155,10 +171,10 @@ def test_error_in_a_schedule_names_its_row(name: str) -> None:
         ("party,1,2\na,1,0\nb,1,0\na,0,1\n", "Rows 2 and 4 of .*table.csv both name party 'a'. Join them"),
     ],
 )
-def test_invalid_file_is_named(text: str, told: str, tmp_path: Path) -> None:
+def test_invalid_file_is_named(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text(text)
-    with pytest.raises(SettingError, match=told):
-        Timetable.read(tmp_path / "table.csv")(attending(1))
+    with pytest.raises(SettingError, match=message):
+        Timetable.read(tmp_path / "table.csv")(make_context(1))
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
@@ -167,7 +183,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attend", "told"),
+    ("participation", "message"),
     [
         (Dropouts({"9": 2}), "Row 1 of the dropouts: There is no party '9'"),
         (PeriodicParticipation(2, {"9": 1}), "The 'first_rounds' of PeriodicParticipation: There is no party '9'"),
@@ -180,11 +196,10 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         (PeriodicParticipation(0), "The 'period' of PeriodicParticipation must be a whole number >= 1"),
     ],
 )
-def test_invalid_rules_are_rejected_before_training(attend: Participation, told: str) -> None:
-    with pytest.raises(SettingError, match=told):
-        Federation(
-            network(), classification_parties(3), replace(algorithms.FedAvg(), participation=attend), steps=1
-        ).state
+def test_invalid_rules_are_rejected_before_training(participation: Participation, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        algorithm = replace(algorithms.FedAvg(), participation=participation)
+        Federation(network(), classification_parties(3), algorithm, steps=1).state  # noqa: B018
 
 
 def test_round_without_parties_changes_nothing() -> None:
@@ -216,9 +231,9 @@ def test_presence_letters_match_the_accepted_parties() -> None:
     accepted = np.zeros((6, 4), dtype=bool)
     for done in fed.rounds(6):
         accepted[done.index - 1] = [name in done.round.accepted for name in fed.population]
-    letters = [entry["presence"] for entry in fed.history_]
-    assert presence_from_arrays(accepted, np.zeros_like(accepted)) == letters
-    assert {"p", "a", "."} <= set("".join(letters))
+    presence = [entry["presence"] for entry in fed.history_]
+    assert presence_from_arrays(accepted, np.zeros_like(accepted)) == presence
+    assert {"p", "a", "."} <= set("".join(presence))
 
 
 def test_presence_plot_without_scores_has_no_score_panel(tmp_path: Path) -> None:
@@ -250,14 +265,16 @@ def test_recipes_set_participation(tmp_path: Path) -> None:
     ):
         found = read_recipe(TINY_RECIPE.replace("participation = 3", f"participation = 3\n{line}"))
         assert found.algorithms()[0].participation == table
-    for line, attend in (
+    for line, participation in (
         ("participation_probability = 0.5", RandomAvailability(0.5, participation=all_parties)),
         ("participation_probability = 0.5\nredraw_every = 4", RandomAvailability(0.5, 4)),
         ('participation_interval = 7\nfirst_rounds = {"0" = 1, "1" = 3}', PeriodicParticipation(7, {"0": 1, "1": 3})),
         ('schedule = [{party = "0", to = 0}]', Timetable((PresenceSpan("0", 1, 0),))),
     ):
-        assert read_recipe(TINY_RECIPE.replace("participation = 3", line)).algorithms()[0].participation == attend
-    for line, told in (
+        assert (
+            read_recipe(TINY_RECIPE.replace("participation = 3", line)).algorithms()[0].participation == participation
+        )
+    for line, message in (
         ("schedule = 3", r"The 'schedule' of \[training\] must be a text in quotes or a list"),
         ("last_rounds = 4", r"The 'last_rounds' of \[training\] must be a table"),
         ("redraw_every = 2", "give 'participation_probability', too"),
@@ -265,7 +282,7 @@ def test_recipes_set_participation(tmp_path: Path) -> None:
         ('first_rounds = {"0" = 1}', "Give participation_interval and first_rounds together"),
         ("participation_probability = 2.0", r"The 'participation_probability' of \[training\] must be >= 0 and <= 1"),
     ):
-        with pytest.raises(SettingError, match=told):
+        with pytest.raises(SettingError, match=message):
             read_recipe(TINY_RECIPE.replace("participation = 3", line)).algorithms()
 
 
@@ -279,16 +296,19 @@ def test_schedule_is_found_beside_its_recipe_and_stored_in_the_run(
     )
     (tmp_path / "sub" / "tiny.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
-    there = read_recipe(Path("sub") / "tiny.toml")
-    attend = there.algorithm().participation
-    kept = there.text
-    digest = there.digest
-    assert attend == Timetable((PresenceSpan("0", 1, 1), PresenceSpan("1", 1, 0), PresenceSpan("2", 1, 2)))
-    assert there.quick_form().algorithm().participation == attend
+    recipe = read_recipe(Path("sub") / "tiny.toml")
+    participation = recipe.algorithm().participation
+    stored_text = recipe.text
+    digest = recipe.digest
+    assert participation == Timetable((PresenceSpan("0", 1, 1), PresenceSpan("1", 1, 0), PresenceSpan("2", 1, 2)))
+    assert recipe.quick_form().algorithm().participation == participation
     monkeypatch.chdir(tmp_path / "sub")
-    assert read_recipe("tiny.toml").digest == read_recipe(text).digest == digest  # a text has no folder of its own
-    assert read_recipe(text).with_values("training.schedule=who.csv").algorithm().participation == attend
+    assert read_recipe("tiny.toml").digest == read_recipe(text).digest == digest  # recipe text has no folder
+    assert read_recipe(text).with_values("training.schedule=who.csv").algorithm().participation == participation
     (tmp_path / "sub" / "who.csv").unlink()
-    assert read_recipe(kept).algorithm().participation == attend and read_recipe(kept).text == kept
+    assert (
+        read_recipe(stored_text).algorithm().participation == participation
+        and read_recipe(stored_text).text == stored_text
+    )
     with pytest.raises(SettingError, match=r"The schedule who\.csv cannot be read"):
         read_recipe("tiny.toml").algorithm()

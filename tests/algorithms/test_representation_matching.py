@@ -1,4 +1,4 @@
-"""Representation matching, entropy regularisation, weight divergence: laws, examples by hand, and what is refused."""
+"""Representation matching, entropy regularization and weight divergence: laws, known answers, invalid input."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from descant.training.objective import Objective
 from descant.training.stacked_gradient import StackGradient
 from toy_problems import classification_parties, network
 
-WAYS = ("stacked", "single", "vectorized", "looped")
+MODES = ("stacked", "single", "vectorized", "looped")
 RM = algorithms.RepresentationMatching
 
 
-class Written(nn.Module):
-    """As tutorials write it: functions and methods, one of them twice, a view by the batch's own length."""
+class TutorialNet(nn.Module):
+    """A module in tutorial style: functions and methods, one used twice, and a view by the batch size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,16 +80,16 @@ NETS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
             *(nn.Flatten(), nn.Linear(8, 6, bias=False), nn.Identity(), nn.Linear(6, 3)),
         ),
     ),
-    "written": ((1, 9, 9), Written),
+    "written": ((1, 9, 9), TutorialNet),
 }
 
 
-def made(name: str) -> nn.Module:
+def make_module(name: str) -> nn.Module:
     torch.manual_seed(0)
     return NETS[name][1]().double()
 
 
-def shaped(shape: tuple[int, ...], count: int = 3) -> Population:
+def make_population(shape: tuple[int, ...], count: int = 3) -> Population:
     generator = torch.Generator().manual_seed(1)
     data = [
         (torch.randn(n, *shape, generator=generator), torch.randint(3, (n,), generator=generator))
@@ -98,18 +98,18 @@ def shaped(shape: tuple[int, ...], count: int = 3) -> Population:
     return parties.from_arrays(data, test=0, dtype=torch.float64)
 
 
-def term_of(algorithm: Algorithm, module: nn.Module) -> LossTerm:
+def bound_term(algorithm: Algorithm, module: nn.Module) -> LossTerm:
     term = bind(algorithm, Net(module)).terms[-1]
     assert isinstance(term, LossTerm)
     return term
 
 
-def sight_of(module: nn.Module, term: LossTerm, own: Tensor, w: Tensor, x: Tensor) -> LossContext:
-    """What the term sees of a trained model w beside the module's own numbers."""
+def loss_context(module: nn.Module, term: LossTerm, own: Tensor, w: Tensor, x: Tensor) -> LossContext:
+    """Return the loss context of a trained model w; the module's own parameters are the received ones."""
     net = Net(module)
     received = net.copy_initial_row()
     none = torch.empty(0, dtype=x.dtype)
-    output, _, seen = net.apply_with_points(w, none, x, term.feature_names)
+    output, _, features = net.apply_with_points(w, none, x, term.feature_names)
     frozen = net.apply_with_points(received, none, x, term.feature_names)[2]
     y = torch.zeros(len(x), dtype=torch.int64)
     return LossContext(
@@ -119,7 +119,7 @@ def sight_of(module: nn.Module, term: LossTerm, own: Tensor, w: Tensor, x: Tenso
         x=x,
         y=y,
         output=output,
-        features=seen,
+        features=features,
         received_features=frozen,
         apply=lambda p, i: i,
         loss=functional.cross_entropy,
@@ -128,7 +128,7 @@ def sight_of(module: nn.Module, term: LossTerm, own: Tensor, w: Tensor, x: Tenso
 
 def test_points_are_the_input_every_non_linearity_and_the_top() -> None:
     def found(name: str) -> list[tuple[str, str]]:
-        value = term_of(RM(), made(name)).value
+        value = bound_term(RM(), make_module(name)).value
         assert isinstance(value, MatchingLoss)
         return [(link.to_point, link.from_point) for link in value.layers]
 
@@ -140,7 +140,7 @@ def test_points_are_the_input_every_non_linearity_and_the_top() -> None:
 
 def test_words_are_matched_by_their_embeddings() -> None:
     model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 3))
-    assert term_of(RM(), model).value.layers[0].to_point == "0"  # type: ignore[attr-defined]
+    assert bound_term(RM(), model).value.layers[0].to_point == "0"  # type: ignore[attr-defined]
     data = [(torch.randint(7, (9, 3)), torch.arange(9) % 3) for _ in range(3)]
     fed = Federation(model, parties.from_arrays(data, test=0), RM(), lr=0.1, steps=2, batch=4)
     assert fed.fit(2, progress=False).state.execution_mode == "stacked" and not fed.rejections_
@@ -149,12 +149,12 @@ def test_words_are_matched_by_their_embeddings() -> None:
 @settings(deadline=None, derandomize=True, max_examples=20)
 @given(st.lists(st.integers(3, 6), min_size=1, max_size=3), st.integers(0, 10**6))
 def test_loss_is_zero_for_matching_layers_that_invert_a_linear_model(widths: list[int], seed: int) -> None:
-    """Wider and wider, so that nothing is lost on the way: eq. (1) is 0 with the pseudo-inverse for θ."""
+    """Layers that only widen lose nothing: eq. (1) is 0 with the pseudo-inverse for θ."""
     torch.manual_seed(seed)
     sizes = [3, *sorted(widths)]
     model = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(sizes))).double()
     points = ("input", *map(str, range(len(model))))
-    term = term_of(RM(points=points), model)
+    term = bound_term(RM(points=points), model)
     own = []
     for layer in model:
         back = torch.linalg.pinv(layer.weight.detach())  # type: ignore[arg-type]
@@ -164,16 +164,16 @@ def test_loss_is_zero_for_matching_layers_that_invert_a_linear_model(widths: lis
     for part, values in zip(term.value.split(theta), own, strict=True):
         part.copy_(values)
     x = torch.randn(5, 3, dtype=torch.float64)
-    assert float(term.value(sight_of(model, term, theta, Net(model).copy_initial_row(), x))) < 1e-18
-    assert float(term.value(sight_of(model, term, theta, Net(model).copy_initial_row() + 0.1, x))) > 1e-6
+    assert float(term.value(loss_context(model, term, theta, Net(model).copy_initial_row(), x))) < 1e-18
+    assert float(term.value(loss_context(model, term, theta, Net(model).copy_initial_row() + 0.1, x))) > 1e-6
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_loss_equals_that_of_torch_layers(reduction: str) -> None:
-    """Eq. (1) with nn.ConvTranspose2d, nn.MaxUnpool2d and nn.Linear; ERRATA 5: mean of a tensor, or a sample's sum."""
+    """Compare eq. (1) with nn.ConvTranspose2d, nn.MaxUnpool2d and nn.Linear; ERRATA 5: mean or sum of squares."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
-    term = term_of(RM(reduction=reduction), model)  # type: ignore[arg-type]
+    term = bound_term(RM(reduction=reduction), model)  # type: ignore[arg-type]
     net = Net(model)
     x = torch.randn(5, 1, 6, 6, dtype=torch.float64)
     theta = term.initial_values(net.copy_initial_row(), np.random.default_rng(3))  # type: ignore[misc]
@@ -190,12 +190,12 @@ def test_loss_equals_that_of_torch_layers(reduction: str) -> None:
     rebuilt = functional.max_unpool2d(second(trained(x)).view(5, 2, 2, 2), switches, 2)
     squares = [(first(activation) - x) ** 2, (rebuilt - before) ** 2]
     expected = sum(part.mean() if reduction == "mean" else part.flatten(1).sum(1).mean() for part in squares)
-    torch.testing.assert_close(term.value(sight_of(model, term, theta, w, x)), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(term.value(loss_context(model, term, theta, w, x)), expected, rtol=1e-12, atol=0)
 
 
 def test_matching_layers_are_initialized_like_torch_layers() -> None:
-    """Uniform within ±1/√(fan in), from the party's own stream."""
-    term = term_of(RM(), nn.Sequential(nn.Linear(30, 100), nn.ReLU(), nn.Conv1d(1, 1, 1), nn.Linear(100, 40)))
+    """The draws are uniform within ±1/√(fan in), from the party's own stream."""
+    term = bound_term(RM(), nn.Sequential(nn.Linear(30, 100), nn.ReLU(), nn.Conv1d(1, 1, 1), nn.Linear(100, 40)))
     row = torch.zeros(3)
     assert isinstance(term.value, MatchingLoss) and term.initial_values is not None
     drawn = [list(term.value.split(term.initial_values(row, seeds.stream(0, 1, name, "matching")))) for name in "aab"]
@@ -206,12 +206,12 @@ def test_matching_layers_are_initialized_like_torch_layers() -> None:
     assert float(drawn[0][0].abs().max()) > 0.99 * 100**-0.5 and abs(float(drawn[0][0].mean())) < 0.005
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's own, about what it costs
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's own warning about speed
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", NETS)
-def test_gradients_agree_with_finite_differences(name: str, way: str) -> None:
-    """Of eq. (2) with both other terms, along w and θ, for two unlike parties with unlike strengths."""
-    module = made(name)
+def test_gradients_agree_with_finite_differences(name: str, mode: str) -> None:
+    """Check eq. (2) with both other terms, along w and θ, for two parties with different strengths."""
+    module = make_module(name)
     shape = NETS[name][0]
     net = Net(module)
     wrapped = algorithms.WeightDivergence(algorithms.EntropyRegularization(RM(), min_entropy=1.05), 0.3)
@@ -226,11 +226,11 @@ def test_gradients_agree_with_finite_differences(name: str, way: str) -> None:
     none = columns.new_empty(2, 0)
     received = net.copy_initial_row().repeat(2, 1)
     found = []
-    for rows in ([0], [1]) if way in ("single", "looped") else ([0, 1],):
-        stack = Stack(net.layout, [columns[rows]], lead=int(way != "single"))
+    for rows in ([0], [1]) if mode in ("single", "looped") else ([0, 1],):
+        stack = Stack(net.layout, [columns[rows]], lead=int(mode != "single"))
         with torch.no_grad():
             descent = StackGradient(
-                objective, way, stack, statistics=none[rows], received=received[rows], strengths=strengths[rows]
+                objective, mode, stack, statistics=none[rows], received=received[rows], strengths=strengths[rows]
             )
             descent(x[rows], y[rows])
         found.append(descent.stack.gradient)
@@ -248,19 +248,19 @@ def test_gradients_agree_with_finite_differences(name: str, way: str) -> None:
             assert abs(float(gradient[k, column] - slope)) < 1e-7
 
 
-def everything(fed: Federation, people: Population) -> Tensor:
+def all_parameters(fed: Federation, population: Population) -> Tensor:
     return torch.cat(
-        [fed.state.global_model, *(fed.engine_.party_states.get(name)["private.matching"] for name in people)]
+        [fed.state.global_model, *(fed.engine_.party_states.get(name)["private.matching"] for name in population)]
     )
 
 
-def agree(model: nn.Module, people: Population, algorithm: Algorithm, solver: Sgd) -> None:
-    """All ways give the same centre and the same matching layers."""
+def assert_modes_agree(model: nn.Module, population: Population, algorithm: Algorithm, solver: Sgd) -> None:
+    """Assert that all execution modes give the same global model and matching layers."""
     rows = []
-    for way in WAYS:
-        fed = Federation(model, people, algorithm, solver=solver, seed=1)
-        fed.state = replace(fed.state, execution_mode=way)
-        rows.append(everything(fed.fit(2, progress=False), people))
+    for mode in MODES:
+        fed = Federation(model, population, algorithm, solver=solver, seed=1)
+        fed.state = replace(fed.state, execution_mode=mode)
+        rows.append(all_parameters(fed.fit(2, progress=False), population))
         assert not fed.rejections_
     for row in rows[:-1]:
         torch.testing.assert_close(row, rows[-1], rtol=0, atol=1e-12)
@@ -275,54 +275,54 @@ SOLVERS = [Sgd(lr=0.1, epochs=2, batch=4), Sgd(lr=0.01, steps=3, batch=2, optimi
 def test_all_execution_modes_agree(name: str, solver: Sgd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("descant.training.stacked_gradient.LARGE_MODEL_BYTES", 0)
     algorithm = algorithms.EntropyRegularization(RM(algorithms.FedAvgPlus(alpha=0.5), reduction="sum", coefficient=0.1))
-    agree(made(name), shaped(NETS[name][0]), algorithm, solver)
+    assert_modes_agree(make_module(name), make_population(NETS[name][0]), algorithm, solver)
 
 
 @pytest.mark.parametrize("points", [("input", "0", "output"), ("0", "1", "2"), ("1", "2")])
 def test_named_points_are_read_before_in_place_changes(points: tuple[str, ...]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)).double()
-    agree(model, shaped((6,)), RM(points=points), Sgd(lr=0.1, steps=3, batch=4))
-    term = term_of(RM(points=points), model)
+    assert_modes_agree(model, make_population((6,)), RM(points=points), Sgd(lr=0.1, steps=3, batch=4))
+    term = bound_term(RM(points=points), model)
     x = torch.randn(4, 6, dtype=torch.float64)
-    seen = sight_of(
+    features = loss_context(
         model, term, torch.zeros(term.value.width, dtype=x.dtype), Net(model).copy_initial_row(), x
     ).features  # type: ignore[attr-defined]
     if "0" in points:
-        torch.testing.assert_close(seen["0"], model[0](x))
+        torch.testing.assert_close(features["0"], model[0](x))
 
 
 def test_models_without_a_kernel_are_matched() -> None:
-    def way(*layers: nn.Module) -> str:
+    def mode(*layers: nn.Module) -> str:
         torch.manual_seed(0)
-        people = classification_parties(6).subset(["0", "1", "2"])
-        fed = Federation(nn.Sequential(*layers), people, RM(), lr=0.1, steps=2, batch=4).fit(2, progress=False)
+        population = classification_parties(6).subset(["0", "1", "2"])
+        fed = Federation(nn.Sequential(*layers), population, RM(), lr=0.1, steps=2, batch=4).fit(2, progress=False)
         assert not fed.rejections_ and fed.state.global_model.isfinite().all()
         return fed.state.execution_mode
 
-    assert way(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)) == "vectorized"
-    assert way(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 3), nn.LogSoftmax(1)) == "vectorized"
-    assert way(nn.Linear(6, 8), nn.Dropout(), nn.ReLU(), nn.Linear(8, 3)) == "looped"
-    assert way(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)) == "stacked"
+    assert mode(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)) == "vectorized"
+    assert mode(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 3), nn.LogSoftmax(1)) == "vectorized"
+    assert mode(nn.Linear(6, 8), nn.Dropout(), nn.ReLU(), nn.Linear(8, 3)) == "looped"
+    assert mode(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)) == "stacked"
 
 
-@pytest.mark.parametrize("way", ["stacked", "single", "looped"])
-def test_batches_change_no_bit_of_convolutions(way: str) -> None:
-    def hashed(pieces: int) -> str:
-        people = shaped(NETS["convolutions"][0], 4)
+@pytest.mark.parametrize("mode", ["stacked", "single", "looped"])
+def test_batches_change_no_bit_of_convolutions(mode: str) -> None:
+    def hashed(batches: int) -> str:
+        population = make_population(NETS["convolutions"][0], 4)
         solver = Sgd(lr=0.05, steps=2, batch=3)
-        engine = partial(BytesEngine, batch_count=pieces)
-        fed = Federation(made("convolutions"), people, RM(), solver=solver, engine=engine)
-        fed.state = replace(fed.state, execution_mode=way)
+        engine = partial(BytesEngine, batch_count=batches)
+        fed = Federation(make_module("convolutions"), population, RM(), solver=solver, engine=engine)
+        fed.state = replace(fed.state, execution_mode=mode)
         return fed.fit(2, progress=False).hash()
 
-    assert len({hashed(pieces) for pieces in (1, 2, 3, 4)}) == 1
+    assert len({hashed(batches) for batches in (1, 2, 3, 4)}) == 1
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.integers(2, 7), st.integers(2, 7), st.integers(1, 4), st.integers(0, 10**6))
 def test_pooling_switches_match_torch_indices(rows: int, columns: int, high: int, seed: int) -> None:
-    """With many equal values, and with a last row or column that no window holds."""
+    """Include many equal values, and a last row or column outside every window."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(high, (2, 3, rows, columns), generator=generator).double().requires_grad_()
     pooled, indices = functional.max_pool2d(x, 2, return_indices=True)
@@ -342,12 +342,12 @@ def test_pooling_switches_match_torch_indices(rows: int, columns: int, high: int
 BASES = [algorithms.FedAvg(), algorithms.FedProx(0.1), algorithms.FedAvgPlus(alpha=1.0), algorithms.FedGeoMedPlus(1.0)]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("base", BASES, ids=lambda base: base.name)
-def test_coefficient_zero_equals_the_wrapped_algorithm_bit_for_bit(base: Algorithm, way: str) -> None:
+def test_coefficient_zero_equals_the_wrapped_algorithm_bit_for_bit(base: Algorithm, mode: str) -> None:
     def hashed(algorithm: Algorithm) -> str:
         fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=3, batch=4, seed=2)
-        fed.state = replace(fed.state, execution_mode=way)
+        fed.state = replace(fed.state, execution_mode=mode)
         return fed.fit(2, progress=False).hash()
 
     plain = hashed(base)
@@ -356,16 +356,16 @@ def test_coefficient_zero_equals_the_wrapped_algorithm_bit_for_bit(base: Algorit
     assert hashed(RM(base)) != plain
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_party_with_coefficient_zero_trains_as_without_the_term(way: str) -> None:
-    """And the others do not: a coefficient may differ by party and round."""
-    people = classification_parties(4, torch.float64)
+@pytest.mark.parametrize("mode", MODES)
+def test_party_with_coefficient_zero_trains_as_without_the_term(mode: str) -> None:
+    """The other parties differ, because a coefficient may depend on party and round."""
+    population = classification_parties(4, torch.float64)
     rows = []
     for algorithm in (algorithms.Local(), RM(algorithms.Local(), coefficient=PerParty({"1": 3.0}, default=0.0))):
-        fed = Federation(network(torch.float64), people, algorithm, lr=0.1, steps=3, batch=4)
-        fed.state = replace(fed.state, execution_mode=way)
+        fed = Federation(network(torch.float64), population, algorithm, lr=0.1, steps=3, batch=4)
+        fed.state = replace(fed.state, execution_mode=mode)
         fed.fit(2, progress=False)
-        rows.append(torch.stack([fed.state.personal_models.get(name)["model"] for name in people]))
+        rows.append(torch.stack([fed.state.personal_models.get(name)["model"] for name in population]))
     apart = (rows[0] - rows[1]).abs().amax(1)
     assert float(apart[1]) > 1e-3 and float(apart[[0, 2, 3]].max()) < 1e-12
 
@@ -377,26 +377,26 @@ def test_wrapping_adds_one_term_and_changes_nothing_else() -> None:
         assert replace(wrapped, name=base.name, terms=base.terms) == base
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_two_rounds_equal_plain_torch(way: str) -> None:
-    """Algorithm 1 without its tuner, written out: modules and one optimiser a party, and θ stays with it."""
+@pytest.mark.parametrize("mode", MODES)
+def test_two_rounds_equal_plain_torch(mode: str) -> None:
+    """Write out Algorithm 1 without its tuner: modules and one optimizer per party, which keeps its θ."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
-    people = classification_parties(3, torch.float64)
+    population = classification_parties(3, torch.float64)
     lr = 0.1
-    fed = Federation(model, people, RM(coefficient=0.5), lr=lr, steps=2, batch=100, seed=1)
-    fed.state = replace(fed.state, execution_mode=way)
+    fed = Federation(model, population, RM(coefficient=0.5), lr=lr, steps=2, batch=100, seed=1)
+    fed.state = replace(fed.state, execution_mode=mode)
     fed.fit(2, progress=False)
-    term = term_of(RM(), model)
+    term = bound_term(RM(), model)
     assert isinstance(term.value, MatchingLoss) and term.initial_values is not None
-    center = nn.utils.parameters_to_vector(model.parameters()).detach()
-    theta = {name: term.initial_values(center, seeds.stream(1, 1, name, "matching")) for name in people}
+    global_model = nn.utils.parameters_to_vector(model.parameters()).detach()
+    theta = {name: term.initial_values(global_model, seeds.stream(1, 1, name, "matching")) for name in population}
     for _ in range(2):
-        frozen = Net(model).module_from_row(center)
+        frozen = Net(model).module_from_row(global_model)
         trained = {}
-        for party in people.values():
+        for party in population.values():
             own = [part.clone().requires_grad_() for part in term.value.split(theta[party.name])]
-            module = Net(model).module_from_row(center)
+            module = Net(model).module_from_row(global_model)
             optimizer = torch.optim.SGD([*module.parameters(), *own], lr)
             for _ in range(2):
                 optimizer.zero_grad()
@@ -409,13 +409,15 @@ def test_two_rounds_equal_plain_torch(way: str) -> None:
             for part, values in zip(term.value.split(theta[party.name]), own, strict=True):
                 part.copy_(values.detach())
             trained[party.name] = nn.utils.parameters_to_vector(module.parameters()).detach()
-        weights = torch.tensor([people[name].samples for name in people], dtype=torch.float64)
-        center = (weights / weights.sum()) @ torch.stack(list(trained.values()))
-    torch.testing.assert_close(everything(fed, people), torch.cat([center, *theta.values()]), rtol=0, atol=1e-12)
+        weights = torch.tensor([population[name].samples for name in population], dtype=torch.float64)
+        global_model = (weights / weights.sum()) @ torch.stack(list(trained.values()))
+    torch.testing.assert_close(
+        all_parameters(fed, population), torch.cat([global_model, *theta.values()]), rtol=0, atol=1e-12
+    )
 
 
 def test_entropy_by_hand() -> None:
-    """Eq. (8): chances (½, ½) have ln 2 nats, (¾, ¼) have 0.5623, a certainty has none."""
+    """Eq. (8): probabilities (½, ½) have ln 2 nats, (¾, ¼) have 0.5623, a certain output has none."""
     output = torch.tensor([[0.0, 0.0], [math.log(3.0), 0.0], [200.0, 0.0]], dtype=torch.float64)
     entropies = [math.log(2), 0.75 * math.log(4 / 3) + 0.25 * math.log(4), 0.0]
     short = [max(0.0, 0.6 - entropy) for entropy in entropies]
@@ -428,7 +430,7 @@ def test_entropy_by_hand() -> None:
 
 @pytest.mark.parametrize("classes", [2, 3, 7, 10, 100])
 def test_default_min_entropy_is_reachable_for_any_number_of_classes(classes: int) -> None:
-    """Of ten classes it is the 2 nats that it is for, to the last bit; of others the same share of all there can be."""
+    """For ten classes it is exactly 2 nats; for others, the same share of the maximum."""
     output = torch.randn(4, classes, generator=torch.Generator().manual_seed(0))
     assert (
         float(EntropyTerm().entropy_deficit(torch.zeros(4, classes)))
@@ -437,37 +439,37 @@ def test_default_min_entropy_is_reachable_for_any_number_of_classes(classes: int
     )
     same = torch.equal(EntropyTerm().entropy_deficit(output), EntropyTerm(2.0).entropy_deficit(output))
     assert same == (classes == 10)
-    sure = torch.eye(classes)[:1] * 200
-    assert float(EntropyTerm().entropy_deficit(sure)) == pytest.approx(2 * math.log(classes) / math.log(10))
+    confident = torch.eye(classes)[:1] * 200
+    assert float(EntropyTerm().entropy_deficit(confident)) == pytest.approx(2 * math.log(classes) / math.log(10))
 
 
 @settings(deadline=None, derandomize=True, max_examples=25)
 @given(st.integers(2, 5), st.integers(1, 6), st.floats(0.1, 2.0), st.sampled_from(["samples", "batch"]))
-def test_entropy_gradient_agrees_with_finite_differences(n: int, c: int, least: float, over: str) -> None:
+def test_entropy_gradient_agrees_with_finite_differences(n: int, c: int, min_entropy: float, granularity: str) -> None:
     generator = torch.Generator().manual_seed(n * 10 + c)
     output = 2 * torch.randn(n, c, generator=generator, dtype=torch.float64)
-    entropy = EntropyTerm(least, over)  # type: ignore[arg-type]
+    entropy = EntropyTerm(min_entropy, granularity)  # type: ignore[arg-type]
     assert torch.autograd.gradcheck(entropy.entropy_deficit, output.requires_grad_(), atol=1e-5)
-    unsure = torch.zeros(n, c, dtype=torch.float64, requires_grad=True)
-    if least <= math.log(c):
-        value = entropy.entropy_deficit(unsure)
+    uncertain = torch.zeros(n, c, dtype=torch.float64, requires_grad=True)
+    if min_entropy <= math.log(c):
+        value = entropy.entropy_deficit(uncertain)
         assert value.item() == pytest.approx(0, abs=1e-12)
-        assert torch.autograd.grad(value, unsure)[0].abs().max() < 1e-12
+        assert torch.autograd.grad(value, uncertain)[0].abs().max() < 1e-12
 
 
 def test_weight_divergence_is_fedprox_with_twice_the_coefficient() -> None:
-    """The paper's penalty has no half: ‖w - w̃‖², all of it."""
-    sight = LossContext(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 2.0]), *[torch.empty(0)] * 4, {}, {}, None, None)  # type: ignore[arg-type]
+    """The paper's penalty ‖w - w̃‖² has no factor of one half."""
+    context = LossContext(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 2.0]), *[torch.empty(0)] * 4, {}, {}, None, None)  # type: ignore[arg-type]
     (term,) = algorithms.WeightDivergence().terms
-    assert isinstance(term, LossTerm) and float(term.value(sight)) == 5.0
-    centers = [
+    assert isinstance(term, LossTerm) and float(term.value(context)) == 5.0
+    global_models = [
         Federation(network(torch.float64), classification_parties(4, torch.float64), algorithm, lr=0.1, steps=4)
         .fit(2, False)
         .state.global_model
         for algorithm in (algorithms.WeightDivergence(coefficient=0.7), algorithms.FedProx(1.4), algorithms.FedAvg())
     ]
-    torch.testing.assert_close(centers[0], centers[1], rtol=0, atol=1e-12)
-    assert (centers[0] - centers[2]).abs().max() > 1e-3
+    torch.testing.assert_close(global_models[0], global_models[1], rtol=0, atol=1e-12)
+    assert (global_models[0] - global_models[2]).abs().max() > 1e-3
 
 
 class Branched(nn.Module):
@@ -558,7 +560,7 @@ def test_part_of_a_branched_model_can_be_matched() -> None:
 
 
 def test_code_on_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its examples, one after the other, in a folder that has the sound that they speak of."""
+    """Run its examples in order, in a folder with the sound files that they name."""
     page = (Path(__file__).parents[2] / "docs" / "representation-matching.md").read_text(encoding="utf-8")
     for word, hz in (("yes", 400), ("no", 2000)):
         for k in range(6):

@@ -1,4 +1,4 @@
-"""What a tuner is given and what comes of it: validation sets, clients' losses, shares, replays, records."""
+"""The feedback of tuners and its effects: validation sets, clients' losses, sample shares, replays, records."""
 
 from __future__ import annotations
 
@@ -26,35 +26,37 @@ from test_adaptive_hyper import adaptive_federation, inflate_updates, population
 from toy_problems import classification_parties, network
 
 
-def by_hand(fed: Federation, people: Population) -> float:
-    assert people.validation is not None
-    x, y = people.validation
+def validation_loss(fed: Federation, population: Population) -> float:
+    assert population.validation is not None
+    x, y = population.validation
     with torch.no_grad():
         return float(functional.cross_entropy(fed.global_model_(x), y))
 
 
 def test_every_round_records_the_validation_loss_of_its_global_model() -> None:
-    people = population_with_validation()
-    fed = Federation(network(), people, algorithms.FedAvg(), lr=0.1, steps=3, batch=4)
-    assert fed.state.feedback == {"validation": pytest.approx(by_hand(fed, people))}
+    population = population_with_validation()
+    fed = Federation(network(), population, algorithms.FedAvg(), lr=0.1, steps=3, batch=4)
+    assert fed.state.feedback == {"validation": pytest.approx(validation_loss(fed, population))}
     for round in fed.rounds(3):
-        assert round.round.state.feedback["validation"] == pytest.approx(by_hand(fed, people))
+        assert round.round.state.feedback["validation"] == pytest.approx(validation_loss(fed, population))
         assert round.round.to_record()["validation"] == fed.history_[-1]["validation"]
     plain = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=3, batch=4).fit(
         3, progress=False
     )
     assert "validation" not in plain.history_[-1] and "lr" not in plain.history_[-1]
-    assert torch.equal(fed.state.global_model, plain.state.global_model)  # it is looked at, and changes nothing
+    assert torch.equal(fed.state.global_model, plain.state.global_model)  # evaluation changes nothing
 
 
 def test_validation_loss_uses_evaluation_mode_for_any_set_size() -> None:
-    """No dropout, running statistics, and more samples than one forward pass takes."""
-    people = classification_parties(7).subset(["0", "1", "2", "3", "4"])
+    """No dropout, running statistics, and more samples than fit into one forward pass."""
+    population = classification_parties(7).subset(["0", "1", "2", "3", "4"])
     generator = torch.Generator().manual_seed(0)
-    people = people.with_validation(torch.randn(5000, 6, generator=generator), torch.zeros(5000, dtype=torch.int64))
+    population = population.with_validation(
+        torch.randn(5000, 6, generator=generator), torch.zeros(5000, dtype=torch.int64)
+    )
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
-    fed = Federation(model, people, algorithms.FedAvg(), lr=0.1, steps=3, batch=4).fit(2, progress=False)
-    assert fed.history_[-1]["validation"] == pytest.approx(by_hand(fed, people), rel=1e-5)
+    fed = Federation(model, population, algorithms.FedAvg(), lr=0.1, steps=3, batch=4).fit(2, progress=False)
+    assert fed.history_[-1]["validation"] == pytest.approx(validation_loss(fed, population), rel=1e-5)
 
 
 def test_unchanged_global_model_keeps_its_validation_loss() -> None:
@@ -64,7 +66,7 @@ def test_unchanged_global_model_keeps_its_validation_loss() -> None:
     assert (
         fed.history_[0]["validation"]
         == fed.history_[1]["validation"]
-        == pytest.approx(by_hand(fed, population_with_validation()))
+        == pytest.approx(validation_loss(fed, population_with_validation()))
     )
 
 
@@ -91,32 +93,32 @@ def test_invalid_validation_sets_are_rejected(validation: object, message: str) 
 
 
 def test_validation_set_is_described_and_part_of_the_run_identity(tmp_path: Path) -> None:
-    people = population_with_validation()
-    assert people.subset(["1", "0"]).validation is people.validation
-    assert people.validation is not None
-    assert f"the server validates on {len(people.validation[0])} samples of its own" in people.describe()
+    population = population_with_validation()
+    assert population.subset(["1", "0"]).validation is population.validation
+    assert population.validation is not None
+    assert f"the server validates on {len(population.validation[0])} samples of its own" in population.describe()
 
-    def made(people: Population) -> Federation:
-        return Federation(network(), people, algorithms.FedAvg(), lr=0.1, steps=3, batch=4)
+    def make_federation(population: Population) -> Federation:
+        return Federation(network(), population, algorithms.FedAvg(), lr=0.1, steps=3, batch=4)
 
-    made(people).fit(2, progress=False).save(tmp_path / "run")
-    made(people).load(tmp_path / "run")
-    x, y = people.validation
-    for other in (classification_parties(5), people.with_validation(x + 1, y)):
+    make_federation(population).fit(2, progress=False).save(tmp_path / "run")
+    make_federation(population).load(tmp_path / "run")
+    x, y = population.validation
+    for other in (classification_parties(5), population.with_validation(x + 1, y)):
         with pytest.raises(StateError, match="saved by another federation: validation"):
-            made(other).load(tmp_path / "run")
+            make_federation(other).load(tmp_path / "run")
 
 
 def test_parties_measure_the_loss_of_the_received_model() -> None:
     algorithm = replace(algorithms.FedAvg(), loss_samples=4)
     fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=3, batch=4)
     for _ in range(2):
-        center = fed.global_model_
+        global_model = fed.global_model_
         losses = []
         for party in fed.population.values():
             some = torch.arange(0, party.samples, math.ceil(party.samples / 4))
             assert len(some) <= 4
-            losses.append(functional.cross_entropy(center(party.x[some]), party.y[some]).item())
+            losses.append(functional.cross_entropy(global_model(party.x[some]), party.y[some]).item())
         fed.fit(1, progress=False)
         assert fed.history_[-1]["received_loss"] == pytest.approx(np.mean(losses), rel=1e-6)
     plain = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=3, batch=4).fit(
@@ -128,70 +130,72 @@ def test_parties_measure_the_loss_of_the_received_model() -> None:
         Federation(network(), classification_parties(5), replace(algorithm, loss_samples=-1), lr=0.1, steps=1).state  # noqa: B018
 
 
-@pytest.mark.parametrize("attend", [2, 5])
-def test_total_shares_are_line_14_of_algorithm_1(attend: int) -> None:
-    """w + Σ n_k/N (w_k - w) over those who came (ERRATA 6), reckoned by hand from the mean of those who came."""
+@pytest.mark.parametrize("participant_count", [2, 5])
+def test_total_shares_are_line_14_of_algorithm_1(participant_count: int) -> None:
+    """Compare w + Σ n_k/N (w_k - w) over the participants (ERRATA 6) with the mean over the participants."""
 
-    def after(normalise: str) -> tuple[Tensor, Tensor, float]:
-        algorithm = algorithms.FedAvg(normalize=normalise)  # type: ignore[arg-type]
+    def after(normalize: str) -> tuple[Tensor, Tensor, float]:
+        algorithm = algorithms.FedAvg(normalize=normalize)  # type: ignore[arg-type]
         fed = Federation(
             network(torch.float64),
             classification_parties(5, torch.float64),
             algorithm,
             lr=0.1,
             steps=3,
-            participation=attend,
+            participation=participant_count,
         )
         (round,) = fed.rounds(1)
-        heard = sum(fed.population.samples[name] for name in round.round.accepted)
-        return fed.state.initial_model, fed.state.global_model, heard / sum(fed.population.samples.values())
+        replied = sum(fed.population.samples[name] for name in round.round.accepted)
+        return fed.state.initial_model, fed.state.global_model, replied / sum(fed.population.samples.values())
 
     before, mean, share = after("selected")
     _, total, _ = after("total")
     torch.testing.assert_close(total, before + share * (mean - before), rtol=1e-12, atol=1e-12)
-    assert torch.equal(total, mean) == (attend == 5)  # everybody came: bit for bit the same
+    assert torch.equal(total, mean) == (participant_count == 5)  # all parties took part: bit for bit the same
     with pytest.raises(SettingError, match="The 'normalize' of FedAvg must be one of 'selected', 'total'"):
         after("all")
 
 
 def test_rollback_resets_the_server_state() -> None:
-    def momentum(center: Tensor, aggregate: Tensor, memory: NamedTensors, share: float) -> tuple[Tensor, NamedTensors]:
-        seen.append("move" in memory)
-        return aggregate, {"move": aggregate - center}
+    def momentum(
+        global_model: Tensor, aggregate: Tensor, server_state: NamedTensors, share: float
+    ) -> tuple[Tensor, NamedTensors]:
+        had_state.append("move" in server_state)
+        return aggregate, {"move": aggregate - global_model}
 
-    def tune(tuning: TuneContext) -> TuneResult:
-        return TuneResult(tuning.hyper, {}, global_model=tuning.global_model + 1 if tuning.round == 3 else None)
+    def tune(context: TuneContext) -> TuneResult:
+        return TuneResult(context.hyper, {}, global_model=context.global_model + 1 if context.round == 3 else None)
 
-    seen: list[bool] = []
+    had_state: list[bool] = []
     algorithm = replace(algorithms.FedAvg(), server_update=momentum, tune=tune)
     fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=1)
-    fed.state  # noqa: B018  the rehearsal has a memory of its own
-    seen.clear()
+    fed.state  # noqa: B018  the rehearsal has its own server state
+    had_state.clear()
     fed.fit(4, progress=False)
-    assert seen == [False, True, False, True]
+    assert had_state == [False, True, False, True]
 
 
-def work_of(fed: Federation) -> list[tuple[float, int]]:
+def tuned_work(fed: Federation) -> list[tuple[float, int]]:
     return [(entry["lr"], entry["work"]) for entry in fed.history_]
 
 
 def test_local_baseline_takes_the_same_steps_as_the_federation() -> None:
     fed = adaptive_federation().fit(4, progress=False)
-    assert len(set(work_of(fed))) > 1
-    for more in (0, 3):  # and goes on when the run does
+    assert len(set(tuned_work(fed))) > 1
+    for more in (0, 3):  # continues with the run
         fed.fit(more, progress=False).table()
-        assert work_of(fed._twin) == work_of(fed)
+        assert tuned_work(fed._twin) == tuned_work(fed)
     local = replace(algorithms.Local(), tune=ReplayHyper.from_history(fed.history_))
-    alone = Federation(network(), population_with_validation(), local, lr=0.1, steps=3, batch=4, seed=2).fit(
+    baseline = Federation(network(), population_with_validation(), local, lr=0.1, steps=3, batch=4, seed=2).fit(
         7, progress=False
     )
-    assert alone.hash() == fed._twin.hash()
-    assert adaptive_federation().table().rows  # before the first round there is nothing to repeat
+    assert baseline.hash() == fed._twin.hash()
+    assert adaptive_federation().table().rows  # before the first round there is nothing to replay
 
 
 def test_every_tuned_method_has_a_local_baseline_with_its_work() -> None:
     data = [(party.x, party.y, party.x, party.y) for party in classification_parties(4).values()]
-    people = parties.from_arrays(data, validation=data[0][:2])
+    population = parties.from_arrays(data, validation=data[0][:2])
     grids = {"lr": (0.05, 0.1, 0.2), "work": (2, 4, 8)}
     methods = [
         algorithms.FedAvg(),
@@ -200,21 +204,21 @@ def test_every_tuned_method_has_a_local_baseline_with_its_work() -> None:
         replace(algorithms.DecaySchedule(lr_factor=0.5), name="decaying"),
         replace(algorithms.DecaySchedule(algorithms.FedProx(1.0), lr_factor=0.5), name="decaying FedProx"),
     ]
-    study = compare(methods, network, people, rounds=4, seeds=2, progress=False, lr=0.1, steps=3, batch=4)
-    beside = {name: study.of(name)[0].baseline for name in study.methods}
-    assert beside["FedAvg"] == "Local" and beside["FedAvg+AH"] == "Local, as FedAvg+AH"
-    assert beside["decaying FedProx"] == beside["decaying"] == "Local, as decaying"  # the same work
+    study = compare(methods, network, population, rounds=4, seeds=2, progress=False, lr=0.1, steps=3, batch=4)
+    baselines = {name: study.of(name)[0].baseline for name in study.methods}
+    assert baselines["FedAvg"] == "Local" and baselines["FedAvg+AH"] == "Local, as FedAvg+AH"
+    assert baselines["decaying FedProx"] == baselines["decaying"] == "Local, as decaying"  # the same work
     for method in ("FedAvg+AH", "FedProx+AH", "decaying"):
-        for own, alone in zip(study.of(method), study.local_results(method), strict=True):
+        for result, baseline in zip(study.of(method), study.local_results(method), strict=True):
             for name in ("lr", "work"):
-                np.testing.assert_array_equal(own.series[name], alone.series[name])
-    assert study.methods[: len(set(beside.values()))] == tuple(dict.fromkeys(r.baseline for r in study.results))
+                np.testing.assert_array_equal(result.series[name], baseline.series[name])
+    assert study.methods[: len(set(baselines.values()))] == tuple(dict.fromkeys(r.baseline for r in study.results))
 
 
 def test_given_local_method_is_the_baseline_of_methods_with_its_work() -> None:
     data = [(party.x, party.y, party.x, party.y) for party in classification_parties(3).values()]
-    decays = algorithms.DecaySchedule(lr_factor=0.5)
-    methods = [replace(decays, name="decaying"), replace(algorithms.Local(), tune=decays.tune), algorithms.FedAvg()]
+    decay = algorithms.DecaySchedule(lr_factor=0.5)
+    methods = [replace(decay, name="decaying"), replace(algorithms.Local(), tune=decay.tune), algorithms.FedAvg()]
     study = compare(methods, network, parties.from_arrays(data), rounds=2, progress=False, lr=0.1, steps=2)
     assert study.methods == ("Local", "Local, as FedAvg", "decaying", "FedAvg")
     assert study.of("decaying")[0].baseline == "Local"
@@ -223,10 +227,10 @@ def test_given_local_method_is_the_baseline_of_methods_with_its_work() -> None:
 def test_tuned_values_are_in_records_tables_and_reports(tmp_path: Path) -> None:
     data = [(party.x, party.y, party.x, party.y) for party in classification_parties(5).values()]
     validation = population_with_validation().validation
-    people = parties.from_arrays(data, validation=validation)
+    population = parties.from_arrays(data, validation=validation)
     algorithm = algorithms.AdaptiveHyper(lr=(0.05, 0.1, 0.2), work=(2, 4, 8))
     fed = Federation(
-        network(), people, algorithm, lr=0.1, steps=3, seed=2, engine=partial(BytesEngine, tamper=inflate_updates)
+        network(), population, algorithm, lr=0.1, steps=3, seed=2, engine=partial(BytesEngine, tamper=inflate_updates)
     )
     with pytest.warns(DescantWarning, match="collapsed"), Run.start(tmp_path / "run", fed) as run:
         for _ in run.rounds(9, score_every=3):
@@ -250,8 +254,8 @@ def test_tuned_values_are_in_records_tables_and_reports(tmp_path: Path) -> None:
         again.plot("hyperparameters", tmp_path / "again.png").read_bytes()
         == (tmp_path / "study" / "hyper.png").read_bytes()
     )
-    assert "hyperparameters" not in [file.stem for file in (plain_study(people).save(tmp_path / "plain")).iterdir()]
+    assert "hyperparameters" not in [file.stem for file in (plain_study(population).save(tmp_path / "plain")).iterdir()]
 
 
-def plain_study(people: Population) -> Study:
-    return compare([algorithms.FedAvg()], network, people, rounds=1, progress=False, lr=0.1, steps=1)
+def plain_study(population: Population) -> Study:
+    return compare([algorithms.FedAvg()], network, population, rounds=1, progress=False, lr=0.1, steps=1)

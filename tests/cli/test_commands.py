@@ -24,7 +24,7 @@ from descant.tracking import Run
 from descant.tracking import read_run as recorded
 from tiny_recipe import TINY_RECIPE
 
-SIX = ["majority class", "Local", "FedAvg", "RFA", "FedAvgPlus", "FedGeoMedPlus"]
+DEMO_METHODS = ["majority class", "Local", "FedAvg", "RFA", "FedAvgPlus", "FedGeoMedPlus"]
 
 
 def descant(*arguments):
@@ -68,15 +68,15 @@ def test_help_names_every_option_with_its_default():
 
 def test_demo_as_json_is_one_document_with_six_rows(tmp_path):
     """In a process of its own, on a terminal that cannot even print α."""
-    ran = descant_process("demo", "--json", "--rounds", "2", "--seeds", "1", "--out", "made/here", cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
-    assert [row["method"] for row in found["table"]] == SIX
+    result = descant_process("demo", "--json", "--rounds", "2", "--seeds", "1", "--out", "made/here", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert [row["method"] for row in found["table"]] == DEMO_METHODS
     assert all(0 <= row["mean"] <= 1 and 0 <= row["gained"] <= 10 for row in found["table"])
     assert found["settings"]["rounds"] == 2 and len(found["results"]) == 5
     assert len(found["results"][0]["personal"]) == 10
     assert (tmp_path / found["report"]).read_text("utf-8").startswith("<!doctype html>")
-    assert ran.stderr == ""
+    assert result.stderr == ""
 
 
 def test_demo_prints_a_table(tmp_path):
@@ -86,7 +86,7 @@ def test_demo_prints_a_table(tmp_path):
     lines = shown.stdout.splitlines()
     header = next(i for i, line in enumerate(lines) if line.startswith("method"))
     assert {"mean", "worst", "spread", "gained"} <= set(lines[header].split())
-    assert [line.split("  ")[0] for line in lines[header + 1 : header + 7]] == SIX
+    assert [line.split("  ")[0] for line in lines[header + 1 : header + 7]] == DEMO_METHODS
     assert "1 rounds, 2 seeds" in shown.stdout and "parties gained by joining" in " ".join(shown.stdout.split())
     assert lines[-1].endswith(str(out / "report.html")) and (out / "report.html").exists()
 
@@ -136,7 +136,7 @@ def test_interrupt_gives_a_sentence_and_exit_status_130(tmp_path, monkeypatch):
     assert shown.stderr.startswith("Interrupted:") and not (tmp_path / "out").exists()
 
 
-MINE = """
+USER_FILE = """
 from torch import nn
 from descant import parties
 
@@ -149,13 +149,13 @@ def wide():
 def dropped():
     return nn.Sequential(nn.Linear(64, 10), nn.Dropout())
 
-def people():
+def population():
     return parties.digits(count=3)
 """
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "note"),
     [
         ("net", "your model runs stacked: many parties at once"),
         ("wide", "not stacked: because one model of 1.5 MB fills the cache by itself"),
@@ -163,13 +163,13 @@ def people():
         ("dropped", "because it draws random numbers"),
     ],
 )
-def test_doctor_shows_the_execution_mode_of_a_model(tmp_path, model, said):
+def test_doctor_shows_the_execution_mode_of_a_model(tmp_path, model, note):
     file = tmp_path / "mine.py"
-    file.write_text(MINE)
-    shown = descant("doctor", f"{file}:{model}", "--parties", f"{file}:people")
+    file.write_text(USER_FILE)
+    shown = descant("doctor", f"{file}:{model}", "--parties", f"{file}:population")
     assert shown.exit_code == 0, shown.output
-    assert said in shown.stdout and "torch uses" in shown.stdout
-    found = json.loads(descant("doctor", f"{file}:{model}", "--parties", f"{file}:people", "--json").stdout)
+    assert note in shown.stdout and "torch uses" in shown.stdout
+    found = json.loads(descant("doctor", f"{file}:{model}", "--parties", f"{file}:population", "--json").stdout)
     assert {"model", "parties", "execution mode"} <= {finding["subject"] for finding in found}
 
 
@@ -177,8 +177,8 @@ def test_doctor_shows_the_execution_mode_of_a_model(tmp_path, model, said):
     ("arguments", "message"),
     [
         (["doctor", "mine:net"], "Give a model and --parties together"),
-        (["doctor", "nowhere:net", "--parties", "nowhere:people"], "There is no module 'nowhere'"),
-        (["doctor", "nowhere.py:net", "--parties", "nowhere.py:people"], "There is no file nowhere.py"),
+        (["doctor", "nowhere:net", "--parties", "nowhere:population"], "There is no module 'nowhere'"),
+        (["doctor", "nowhere.py:net", "--parties", "nowhere.py:population"], "There is no file nowhere.py"),
     ],
 )
 def test_doctor_names_what_it_cannot_find(arguments, message):
@@ -223,10 +223,11 @@ def test_resumed_run_ends_like_an_uninterrupted_one(tiny, tmp_path):
     assert descant("run", tiny, "--out", "part", "--set", "run.rounds=1").exit_code == 0
     part = json.loads(descant("run", tiny, "--out", "part", "--resume", "--json").stdout)
     assert part["hash"] == whole["hash"] and part["rounds"] == 3
-    told = [
-        [{name: row[name] for name in ("party", "personal", "local")} for row in ran["table"]] for ran in (whole, part)
+    summaries = [
+        [{name: row[name] for name in ("party", "personal", "local")} for row in result["table"]]
+        for result in (whole, part)
     ]
-    assert told[0] == told[1]
+    assert summaries[0] == summaries[1]
     assert 'population = "digits"' in (tmp_path / "part" / "run.toml").read_text()
     rows = json.loads(descant("runs", "--json").stdout)
     assert {row["run"]: row["state"] for row in rows} == {"whole": "finished", "part": "finished"}
@@ -279,10 +280,10 @@ def test_coreset_limit_needs_no_vault():
 
 
 def test_report_of_a_run_repeats_its_verdict(tiny, tmp_path):
-    ran = json.loads(descant("run", tiny, "--out", "r", "--json").stdout)
+    result = json.loads(descant("run", tiny, "--out", "r", "--json").stdout)
     (tmp_path / "r" / "report.html").unlink()
     shown = descant("report", "r")
-    means = {name: sum(row[name] for row in ran["table"]) / len(ran["table"]) for name in ("personal", "local")}
+    means = {name: sum(row[name] for row in result["table"]) / len(result["table"]) for name in ("personal", "local")}
     assert f"{means['personal']:.3f} accuracy against {means['local']:.3f} alone" in shown.stdout
     assert "FedGeoMedPlus" in (tmp_path / "r" / "report.html").read_text("utf-8")
 
@@ -291,20 +292,20 @@ def test_note_on_the_data_is_in_every_output(tiny, tmp_path):
     code = "from descant.parties import Population, digits\n\ndef noted(count: int):\n    made = digits(count)\n"
     (tmp_path / "stand_in.py").write_text(code + "    return Population(map(made._source, made), 'digits stand in')\n")
     here = ["--set", "parties.population=stand_in:noted", "--set", "run.rounds=1"]
-    said = "Data: digits stand in."
+    note = "Data: digits stand in."
     shown = [descant(command, tiny, *here, "--out", command) for command in ("run", "compare")]
-    assert all(one.exit_code == 0 and one.stdout.count(said) == 1 for one in shown), shown[0].output + shown[1].output
-    assert all(said in (tmp_path / one / "report.html").read_text("utf-8") for one in ("run", "compare"))
-    assert recorded("run").settings["note"] == "digits stand in" and said in recorded("run").warnings
-    assert said in json.loads(descant("run", tiny, *here, "--out", "r", "--json").stdout)["findings"]
+    assert all(one.exit_code == 0 and one.stdout.count(note) == 1 for one in shown), shown[0].output + shown[1].output
+    assert all(note in (tmp_path / one / "report.html").read_text("utf-8") for one in ("run", "compare"))
+    assert recorded("run").settings["note"] == "digits stand in" and note in recorded("run").warnings
+    assert note in json.loads(descant("run", tiny, *here, "--out", "r", "--json").stdout)["findings"]
     found = json.loads(descant("compare", tiny, *here, "--out", "c", "--json").stdout)["points"][0]
-    assert found["findings"].count(said) == 1
+    assert found["findings"].count(note) == 1
     for folder in ("run", "compare"):
         text = (tmp_path / folder / "report.html").read_text("utf-8")
-        assert text.count(said) == 1 and text.index(said) < text.index("<img"), "before the pictures"
-        assert descant("report", folder).stdout.count(said) == 1
+        assert text.count(note) == 1 and text.index(note) < text.index("<img"), "before the pictures"
+        assert descant("report", folder).stdout.count(note) == 1
         again = json.loads(descant("report", folder, "--json").stdout)
-        assert again["note"] == said and again["findings"].count(said) == 1
+        assert again["note"] == note and again["findings"].count(note) == 1
 
 
 def test_report_on_an_unscored_run_says_how_to_go_on(tiny):
@@ -316,7 +317,7 @@ def test_report_on_an_unscored_run_says_how_to_go_on(tiny):
         shown = descant("report", "r")
         assert shown.exit_code == 1 and "still running (process" in shown.stderr and "resume" not in shown.stderr
     shown = descant("report", "r")
-    assert shown.exit_code == 1 and "nobody has trained alone beside it" in shown.stderr
+    assert shown.exit_code == 1 and "has no scores of local training yet" in shown.stderr
     assert "Run.resume('r', federation)" in shown.stderr, "there is no recipe in the folder"
     assert descant("run", tiny, "--out", "r", "--resume").exit_code == 0
     assert descant("report", "r").exit_code == 0
@@ -330,7 +331,7 @@ def test_report_on_an_unscored_run_says_how_to_go_on(tiny):
         (["run", "tiny.toml", "--set", "sweep.training.lr=[1.0]"], "is a sweep over values: use descant compare"),
         (["run", "tiny.toml", "--resume", "--out", "new"], "new holds no run to resume"),
         (["run", "tiny.toml", "--engine", "spark"], "must be one of 'in-process', 'processes', 'ray'"),
-        (["run", "tiny.toml", "--set", "run.workers=2"], "'workers' in [run] are of the engines 'processes' and 'ray'"),
+        (["run", "tiny.toml", "--set", "run.workers=2"], "'workers' in [run] is for the engines 'processes' and 'ray'"),
         (["run", "tiny.toml", "--address", "127.0.0.1:6379"], "An 'address' in [run] is for the engine 'ray'"),
         (["compare", "tiny.toml", "--algorithms", "fedavgg"], "Did you mean 'fedavg'"),
         (["compare", "tiny.toml", "--out", "tiny.toml"], "tiny.toml is a file. A folder is needed"),
@@ -430,7 +431,7 @@ def test_report_of_a_run_has_all_parts_of_a_study(tiny, tmp_path):
         np.testing.assert_array_equal(method.series[name], values)
     live.table()
     np.testing.assert_array_equal(local.series["loss"], [entry["loss"] for entry in live._twin.history_])
-    assert (local.series["jump"] == 0).all(), "nobody is thrown who trains alone"
+    assert (local.series["jump"] == 0).all(), "local training has no jumps"
     assert [at for at, _, _ in local.curve] == [at for at, _, _ in method.curve] == [1, 2, 3]
     assert {own for _, own, _ in local.curve} == {local.scores.personal.mean}
     assert "scored at the end of the run only" in (tmp_path / "r" / "report.html").read_text("utf-8")
@@ -453,10 +454,10 @@ def test_recorded_collapse_is_in_the_verdict_and_warnings_are_findings(tiny, tmp
     assert (
         study.collapse_rounds() == {"FedGeoMedPlus": 13} and "FedGeoMedPlus collapsed at round 13." in study.verdict()
     )
-    told = study.findings()
-    assert "It rained. (2 rounds, the first 3)" in told and "My own." in told
-    assert "This was so at round 6." not in told, "an earlier judgement is outgrown"
-    assert len(told) == len(set(told)) and "warnings" not in study.settings and "recipe" not in study.settings
+    summaries = study.findings()
+    assert "It rained. (2 rounds, the first 3)" in summaries and "My own." in summaries
+    assert "This was so at round 6." not in summaries, "an earlier evaluation is outdated"
+    assert len(summaries) == len(set(summaries)) and "warnings" not in study.settings and "recipe" not in study.settings
 
 
 def test_rejections_of_repeated_rounds_count_once(tiny, tmp_path):
@@ -489,7 +490,7 @@ def test_experiment_is_compared_with_its_expected_numbers(tmp_path, monkeypatch)
     )
     assert (tmp_path / "descant-papers" / "mine" / "tiny-quick" / "report.html").exists()
     again = json.loads(descant("papers", "run", "mine/tiny", "--quick", "--json").stdout)
-    assert again["compared"] == ["All 3 means are within what the kept runs span (2 seeds, ± 0.005)."]
+    assert again["compared"] == ["All 3 means are within the range of the expected results (2 seeds, ± 0.005)."]
     assert again["figures"][0]["paper"] == 0.25
     assert json.loads(descant("papers", "list", "--json").stdout)[0]["quick"] > 0
     monkeypatch.setattr(

@@ -39,8 +39,8 @@ def inspect_machine() -> list[DoctorCheck]:
     from ..engines.processes.process_engine import available_cores
 
     installed = {name: _version(name) for name in CHECKED_PACKAGES}
-    installed_list = ", ".join(f"{name} {found}" for name, found in installed.items() if found)
-    missing = ", ".join(name for name, found in installed.items() if not found)
+    installed_list = ", ".join(f"{name} {number}" for name, number in installed.items() if number)
+    missing = ", ".join(name for name, number in installed.items() if not number)
     shared_memory = Path("/dev/shm")
     free = f"{shutil.disk_usage(shared_memory).free / 2**30:.1f} GB free" if shared_memory.is_dir() else "none"
     data = os.environ.get("DESCANT_DATA", "")

@@ -26,15 +26,15 @@ def runs(
             raise StateError(f"There is no folder {folder}.")
         rows: list[dict[str, Any]] = [
             {
-                "run": str(found.folder),
-                "state": found.state,
-                "round": found.round,
-                "method": found.settings.get("algorithm", {}).get("name"),
-                "started_at": found.started_at,
-                "reason": found.reason,
-                "how to go on": resume_hint(found) if found.state == "interrupted" else "",
+                "run": str(recorded.folder),
+                "state": recorded.state,
+                "round": recorded.round,
+                "method": recorded.settings.get("algorithm", {}).get("name"),
+                "started_at": recorded.started_at,
+                "reason": recorded.reason,
+                "how to go on": resume_hint(recorded) if recorded.state == "interrupted" else "",
             }
-            for found in find_runs(folder)
+            for recorded in find_runs(folder)
         ]
         if as_json:
             typer.echo(json.dumps(rows))
