@@ -23,6 +23,7 @@ from descant.algorithms import CoresetProxies, Dropouts, PeriodicParticipation, 
 from descant.cli import app, typer
 from descant.config import read_recipe as read_recipe
 from descant.coresets.selection import SelectedCoreset
+from descant.core.messages import Reply
 from descant.engines import Processes
 from descant.errors import DescantError, DescantWarning, SettingError, StateError
 from descant.parties import Selection
@@ -286,7 +287,7 @@ def test_parties_seal_for_the_vault_that_they_were_told_of_and_for_no_other(vaul
     fed = ran(made(CoresetProxies(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=told)), 3)
     assert presence(fed)[-1] == "psppp" and not fed.rejections_
     fed = made(CoresetProxies(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=told[::-1]))
-    with pytest.warns(DescantWarning, match=f"asked to seal for vault {told}, and knows .* Nothing has left"):
+    with pytest.warns(DescantWarning, match=f"asked to encrypt for vault {told}, and expects .* Nothing has left"):
         ran(fed, 3)
     assert presence(fed)[-1] == "pappp"
 
@@ -313,7 +314,7 @@ def test_who_cannot_be_stood_in_for_is_named_and_the_others_go_on(
         Vault(vault.folder).forget("1")
     else:
         (tmp_path / "key").unlink()
-        vault.__dict__.pop("opened")
+        vault.__dict__.pop("with_key")
     with pytest.warns(DescantWarning, match="[12] of 5 reports were refused, the first: round 4, party '1'"):
         ran(fed, 1)
     assert presence(fed)[-1] == ("papap" if fault == "no key" else "papsp")
@@ -328,7 +329,7 @@ def test_a_vault_that_was_put_back_to_an_older_copy_is_refused(vault: VaultLocat
     older = made(
         CoresetProxies(algorithms.FedAvg(), share=0.4), here, vault=replace(vault, folder=str(tmp_path / "older"))
     )
-    with pytest.warns(DescantWarning, match="is number 1, and not number 2 of this run: the vault was put back to an"):
+    with pytest.warns(DescantWarning, match="is number 1, and not number 2 of this run: the vault was restored from"):
         ran(older.load(tmp_path / "run"), 1)
     assert presence(older)[-1] == "pappp"
 
@@ -358,7 +359,7 @@ def test_another_run_with_the_same_vault_is_never_trained_on(vault: VaultLocatio
         ran(fed, 1).state.global_model, ran(undisturbed, 1).state.global_model
     )  # the one before is still held
     ran(made(algorithm, AWAY, vault=replace(vault)), 1)
-    with pytest.warns(DescantWarning, match="has sealed others since, in rounds that .* or for another run"):
+    with pytest.warns(DescantWarning, match="has stored others since, in rounds that .* or for another run"):
         ran(fed, 1)
     assert presence(fed)[-2:] == ["pspsp", "papap"]
 
@@ -409,7 +410,7 @@ def test_a_coreset_that_the_vault_cannot_write_is_a_refusal(
         raise StateError("it is full")
 
     monkeypatch.setattr(Vault, "store", full)
-    with pytest.warns(DescantWarning, match="its coreset was not taken: it is full"):
+    with pytest.warns(DescantWarning, match="its coreset was not accepted: it is full"):
         ran(made(CoresetProxies(algorithms.FedAvg()), AWAY, vault=vault), 1)
 
 
@@ -420,8 +421,8 @@ def test_what_is_no_vault_ends_the_run_at_once(tmp_path: Path) -> None:
 
 def test_more_rows_than_a_party_agreed_to_never_leave_it(vault: VaultLocation) -> None:
     for keep in (vault, None):
-        fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=keep, agreed=CoresetLimit(share=0.1))
-        with pytest.warns(DescantWarning, match="it left no coreset: The coreset of party '0' has 4 of its 9 rows"):
+        fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=keep, coreset_limit=CoresetLimit(share=0.1))
+        with pytest.warns(DescantWarning, match="it deposited no coreset: The coreset of party '0' has 4 of its 9 rows"):
             ran(fed, 4)
         assert presence(fed) == ["ppppp", "ppppp", "pappp", "papsp"]  # its training counts all the same
         assert [(one.party, one.round) for one in fed.rejections_] == [("0", 1), ("1", 1), ("2", 1)]  # asked only once
@@ -430,8 +431,8 @@ def test_more_rows_than_a_party_agreed_to_never_leave_it(vault: VaultLocation) -
 
 
 def test_a_party_can_leave_nothing_at_all(vault: VaultLocation) -> None:
-    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=vault, agreed=CoresetLimit(share=0))
-    with pytest.warns(DescantWarning, match="at most 0 were agreed on"):
+    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=vault, coreset_limit=CoresetLimit(share=0))
+    with pytest.warns(DescantWarning, match="Its limit is 0"):
         ran(fed, 4)
     assert presence(fed)[-1] == "papap" and all(one.generation is None for one in Vault(vault.folder).parties())
 
@@ -439,10 +440,10 @@ def test_a_party_can_leave_nothing_at_all(vault: VaultLocation) -> None:
 def test_who_does_not_agree_is_asked_before_its_rows_are_chosen_and_again_when_it_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), RETURNS, agreed=CoresetLimit(share=0))
+    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), RETURNS, coreset_limit=CoresetLimit(share=0))
     fed.state  # noqa: B018  the rehearsal chooses, too
     monkeypatch.setattr(Selection, "choose", lambda *arguments: pytest.fail("it was chosen"))
-    with pytest.warns(DescantWarning, match="at most 0 were agreed on"):
+    with pytest.warns(DescantWarning, match="Its limit is 0"):
         ran(fed)
     rounds = [(one.party, one.round) for one in fed.rejections_]
     assert rounds == [("0", 1), ("1", 1), ("3", 1), ("4", 1), ("2", 4), ("1", 5)]
@@ -477,7 +478,7 @@ def test_all_rows_that_ever_leave_are_within_what_was_agreed(
             assert not fed.rejections_ and len(left["1"]) > 0.1 * people["1"].samples + 1
             assert fed.engine_.party_states.get("1")["coreset.ever"].tolist() == sorted(left["1"])
             continue
-        with pytest.warns(DescantWarning, match=r"rows that have not left before, beside \d+ that have, and at most"):
+        with pytest.warns(DescantWarning, match=r"rows that have not left before, besides \d+ that have. Its limit is"):
             ran(fed, 12)
         assert len(fed.engine_.party_states.get("1")["coreset.ever"]) <= CoresetLimit(share=most).max_rows(
             people["1"].samples
@@ -500,16 +501,16 @@ def test_coresets_that_were_not_left_are_not_told_as_updates_that_were_refused(t
         assert [result.rejected for result in study.results] == [0, 0] and "refused" not in study.verdict()
         (told,) = (text for text in study.findings() if "coresets" in text)
         assert told.startswith(
-            "4 coresets of FedAvg+stand-ins were not left, or not taken by the vault. The first: round 1"
+            "4 coresets of FedAvg+stand-ins were missing, or rejected by the vault. The first: round 1"
         )
         assert "updates" not in "".join(study.findings())
 
 
 def falsified(change: Callable[[bytes], bytes], party: str) -> partial[BytesEngine]:
     def fault(report: object) -> list[object]:
-        assert isinstance(report, object)
-        mine = getattr(report, "party", "") == party and getattr(report, "sealed", b"")
-        return [replace(report, sealed=change(report.sealed)) if mine else report]  # type: ignore[type-var, attr-defined]
+        if isinstance(report, Reply) and report.party == party and report.encrypted_coreset:
+            return [replace(report, encrypted_coreset=change(report.encrypted_coreset))]
+        return [report]
 
     return partial(BytesEngine, tamper=fault)  # type: ignore[arg-type]
 
@@ -518,8 +519,8 @@ def falsified(change: Callable[[bytes], bytes], party: str) -> partial[BytesEngi
     ("change", "told", "letters"),
     [
         (lambda sealed: sealed + bytes(10**6), "its sealed coreset is too large", "p.ppp"),
-        (lambda sealed: sealed[:-3], "its coreset was not taken", "ppppp"),
-        (lambda sealed: b"", "its coreset was not taken: These bytes are no sealed coreset", "ppppp"),
+        (lambda sealed: sealed[:-3], "its coreset was not accepted", "ppppp"),
+        (lambda sealed: b"", "its coreset was not accepted: These bytes are no encrypted coreset", "ppppp"),
     ],
     ids=["too large", "cut", "none"],
 )
@@ -547,7 +548,7 @@ def test_labels_that_the_model_does_not_know_are_refused(vault: VaultLocation) -
 
 def test_recipes_wrap_methods_with_stand_ins() -> None:
     chosen = '{is = "Selection", share = 0.1, method = "k-center", drop_columns = [3]}'
-    wrap = f'wrap = [{{by = "stand-ins", selection = {chosen}, work = 5}}]'
+    wrap = f'wrap = [{{wrapper = "coreset_proxies", selection = {chosen}, work = 5}}]'
     found = read_recipe(TINY_RECIPE.replace('algorithm = "fedavg"', f'algorithm = "fedavg"\n{wrap}')).algorithms()[0]
     selection = Selection(share=0.1, method="k-center", drop_columns=(3,))
     assert found.coreset_proxy == CoresetProxies(algorithms.FedAvg(), selection=selection, work=5).coreset_proxy
@@ -556,12 +557,12 @@ def test_recipes_wrap_methods_with_stand_ins() -> None:
 def test_settings_that_cannot_be() -> None:
     with pytest.raises(SettingError, match="a share, or a selection"):
         CoresetProxies(algorithms.FedAvg(), share=0.1, selection=Selection())
-    with pytest.raises(SettingError, match=r"FedAvg\+stand-ins has stand-ins already"):
+    with pytest.raises(SettingError, match=r"FedAvg\+proxies already has coreset proxies"):
         CoresetProxies(CoresetProxies(algorithms.FedAvg(), share=0.1))
     for share in (0, 1.5):
         with pytest.raises(SettingError, match="The 'share' of Selection must be > 0 and <= 1"):
             ran(made(CoresetProxies(algorithms.FedAvg(), share=share)), 1)
-    with pytest.raises(SettingError, match="The 'work' of StandIn must be a whole number >= 0"):
+    with pytest.raises(SettingError, match="The 'work' of ProxySettings must be a whole number >= 0"):
         ran(made(CoresetProxies(algorithms.FedAvg(), work=-1)), 1)
 
 
@@ -584,20 +585,20 @@ WRONG: dict[str, tuple[Algorithm, dict[str, object], str]] = {
     "too much agreed": (
         CoresetProxies(algorithms.FedAvg()),
         {"coreset_limit": CoresetLimit(share=2)},
-        "The 'share' of Agreed must be",
+        "The 'share' of CoresetLimit must be",
     ),
     "a number agreed": (
         CoresetProxies(algorithms.FedAvg()),
         {"coreset_limit": 0.05},
-        r"'agreed' .* descant.Agreed\(share=0.05\)",
+        r"'coreset_limit' .* descant.CoresetLimit\(share=0.05\)",
     ),
     "a path for a vault": (
         CoresetProxies(algorithms.FedAvg()),
         {"vault": "v"},
-        "'vault' of Federation must be .*VaultAt",
+        "'vault' of Federation must be .*VaultLocation",
     ),
     "no vault there": (CoresetProxies(algorithms.FedAvg()), {"vault": VaultLocation("nowhere")}, "nowhere"),
-    "nobody to seal": (algorithms.FedAvg(), {"vault": VaultLocation("nowhere")}, "FedAvg has no stand-ins"),
+    "nobody to seal": (algorithms.FedAvg(), {"vault": VaultLocation("nowhere")}, "FedAvg has no coreset proxies"),
 }
 
 
@@ -612,7 +613,7 @@ def test_agents_have_no_rows_to_leave() -> None:
     net = partial(models.mlp, 4, 2, (8,))
     algorithm = CoresetProxies(algorithms.FedAvg())
     agents = Federation(net, parties.agents(count=2), algorithm, solver=PolicyGradient())
-    with pytest.raises(SettingError, match="leaves rows of the parties' data behind, and agents and desks have none"):
+    with pytest.raises(SettingError, match="deposits rows of the parties' data, and agents and desks have none"):
         agents.state  # noqa: B018
 
 
@@ -639,7 +640,7 @@ def test_a_preview_is_of_the_method_that_has_stand_ins(tmp_path: Path) -> None:
     head, _, rest = TINY_RECIPE.partition("[method]")
     methods = "[[methods]]" + rest.partition("[[methods]]")[2]
     half, other = (
-        f'\n[[methods]]\nalgorithm = "fedavg"\nname = "{name}"\nwrap = [{{by = "stand-ins", share = {share}}}]\n'
+        f'\n[[methods]]\nalgorithm = "fedavg"\nname = "{name}"\nwrap = [{{wrapper = "coreset_proxies", share = {share}}}]\n'
         for name, share in (("half", 0.5), ("all", 1.0))
     )
     (tmp_path / "one.toml").write_text(head + methods + half)

@@ -308,7 +308,7 @@ def test_gradient_space_is_the_gradient_of_the_last_layer(bias: bool) -> None:
         assert torch.allclose(found[row], expected.flatten(), atol=1e-6)
     with pytest.raises(PartyError, match=r"The model knows the labels 0 to 2\. Got 3"):
         features.gradient_features(module)(party.x, torch.full_like(party.y, 3))
-    with pytest.raises(ModelError, match="one number a class, and labels"):
+    with pytest.raises(ModelError, match="one number per class"):
         features.gradient_features(module)(party.x, party.y.float())
 
 
@@ -358,12 +358,12 @@ def test_dropped_columns_neither_leave_nor_count(by: str, share: float) -> None:
         (Selection(share=1.5), r"The 'share' of Selection must be > 0 and <= 1\. Got 1\.5"),
         (Selection(share=float("nan")), "The 'share' of Selection"),
         (Selection(count=0), r"The 'count' of Selection must be a whole number >= 1\. Got 0"),
-        (Selection(count=61), r"The 'count' of Selection is 61, and party 'a' has 60 rows\. Ask for at most so many"),
+        (Selection(count=61), r"The 'count' of Selection is 61, and party 'a' has 60 rows\. Give at most that number"),
         (Selection(method="k-centre"), "The 'method' of Selection must be one of 'uniform'"),
         (Selection(space="inputs"), "The 'space' of Selection must be one of 'input', 'embedding', 'gradient'"),
         (Selection(drop_columns=(4,)), r"must name columns from 0 to 3, which party 'a' has\. Got 4"),
         (Selection(drop_columns=(-1,)), r"The 'drop_columns' of Selection must be a whole number >= 0\. Got -1"),
-        (Selection(method="herding", space="gradient"), r"needs a model\. Give features=spaces\.gradient\(module\)"),
+        (Selection(method="herding", space="gradient"), r"needs a model\. Give features=gradient_features\(module\)"),
     ],
 )
 def test_bad_settings_are_named(selection: Selection, message: str) -> None:
@@ -374,11 +374,11 @@ def test_bad_settings_are_named(selection: Selection, message: str) -> None:
 def test_data_that_cannot_be_chosen_by_distance_are_named() -> None:
     party = clouds()
     pictures = replace(party, x=party.x.reshape(60, 1, 2, 2))
-    with pytest.raises(SettingError, match=r"has features of shape \(1, 2, 2\), which have none: leave 'drop' out"):
+    with pytest.raises(SettingError, match=r"has features of shape \(1, 2, 2\), which have none: leave 'drop_columns' out"):
         Selection(drop_columns=(0,))(pictures, 0)
     assert Selection(method="k-center")(pictures, 0).x.shape == (3, 1, 2, 2)
     words = replace(party, x=party.x.long())
-    with pytest.raises(SettingError, match=r"whole numbers .* no distance.* not by='k-center' in the input"):
+    with pytest.raises(SettingError, match=r"whole numbers .* no distance.* not method='k-center' in the input"):
         Selection(method="k-center")(words, 0)
     assert Selection(method="balanced")(words, 0).x.dtype == torch.int64
     with pytest.raises(PartyError, match="not finite"):
@@ -397,9 +397,9 @@ def test_the_preview_shows_every_row_that_would_leave() -> None:
         assert told["0"] == 0 and told["1"] == float(party.x[told["row"], 1])
     assert sum(told["weight"] for told in table.rows) == 200
     assert table.verdict == "5 of the 200 rows of party 'a' would leave (2.5 %)."
-    assert table.notes == ("Columns 0 would not leave: 0 stands in their place.",)
+    assert table.notes == ("Columns 0 would not leave: they are 0 in the coreset.",)
     one = coreset_preview(party, Selection(count=1, method="k-center").choose(party, 0))
-    assert one.notes == ("Nothing would stand for the labels 1, 2, 3, which the party has.",)
+    assert one.notes == ("The coreset would lack the labels 1, 2, 3, which the party has.",)
     real = replace(party, y=torch.rand(200))
     assert coreset_preview(real, Selection(count=2).choose(real, 0)).columns[1] == "target"
 

@@ -22,11 +22,11 @@ from bytes_engine import BytesEngine
 from descant import Algorithm, DescantError, DpSgd, Federation, algorithms, compare
 from descant.aggregation.penalties import Norm1
 from descant.algorithms import CentralDP, FedAvg, FedAvgPlus, LocalDP, PoissonSampling
-from descant.analysis import interpolation
+from descant.analysis import interpolate
 from descant.core.messages import Reply, Task
 from descant.engines import InProcess
 from descant.errors import BudgetError, DescantWarning, ModelError, SettingError
-from descant.parties.datasets import digits
+from descant.parties import digits
 from descant.privacy.dp_wrappers import sampling_rate
 from descant.privacy.gaussian_mechanism import (
     PrivacySettings,
@@ -574,12 +574,12 @@ def test_a_comparison_goes_on_where_a_budget_ends(tmp_path: Path) -> None:
 
 
 def test_what_is_not_counted_is_said() -> None:
-    (said,) = federation(central()).fit(1, progress=False).findings()
-    assert "losses, scores and who took part, as the organiser sees them, are not in it" in said
-    assert "drawn from the run's seed" in said and "δ should be" not in said
-    (said,) = federation(LocalDP(delta=0.5)).fit(1, progress=False).findings()
-    assert "what they score on their test sets is not in it" in said and "δ should be below 1/6:" in said
-    assert "seed" not in said
+    (finding,) = federation(central()).fit(1, progress=False).findings()
+    assert "not the losses, scores and participation that the server operator sees" in finding
+    assert "drawn from the run's seed" in finding and "δ should be" not in finding
+    (finding,) = federation(LocalDP(delta=0.5)).fit(1, progress=False).findings()
+    assert "not their scores on their test sets" in finding and "δ should be below 1/6:" in finding
+    assert "seed" not in finding
 
 
 # ── samples ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -675,7 +675,7 @@ def test_samples_are_counted_by_steps_and_for_the_smallest_party() -> None:
     people = classification_parties(6).subset(["0", "1", "2"])  # 9, 13 and 17 samples
     fed = Federation(network(), people, PLAIN, solver=hiding(noise=2.0)).fit(3, progress=False)
     assert [entry["epsilon"] for entry in fed.history_] == [epsilon(2.0, 3 * t, 1e-5, rate=4 / 9) for t in (1, 2, 3)]
-    assert "A sample has given away" in fed.findings()[-1] and math.isnan(fed.history_[-1]["loss"])
+    assert "Each sample has spent" in fed.findings()[-1] and math.isnan(fed.history_[-1]["loss"])
 
 
 def test_a_budget_of_samples_ends_a_run_and_survives_a_restart(tmp_path: Path) -> None:
@@ -710,7 +710,7 @@ def test_a_party_that_hides_samples_answers_the_same_when_it_is_asked_again() ->
 
 
 UNHIDDEN: dict[str, tuple[Callable[[], Algorithm], str]] = {
-    "a term": (A.FedProx, "the loss has the term 'proximal'.*FedPlusFixed"),
+    "a term": (A.FedProx, "the loss term 'proximal'.*FedPlusFixed"),
     "coreset_proxies": (lambda: A.CoresetProxies(FedAvg()), "cannot hide samples in FedAvg.*rows that leave the parties"),
     "tuned": (lambda: A.AdaptiveHyper(reward="clients"), "clients' losses"),
     "twice": (central, "it hides whole parties, and DpSgd hides samples"),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bytes_engine import BytesEngine
 from descant import Algorithm, DescantError, DescantWarning, DpSgd, Federation, algorithms, parties
 from descant.algorithms import FedAvg, LocalDP, SecureAggregation
-from descant.analysis import interpolation
+from descant.analysis import interpolate
 from descant.config import Recipe
 from descant.core.algorithm import SecureSettings
 from descant.core.messages import Reply, Task
@@ -129,7 +129,7 @@ def test_masks_are_of_one_pair_one_round_one_centre_and_one_cohort() -> None:
 
 @pytest.mark.parametrize("bad", [MAX_CHANGE, -MAX_CHANGE, 1e30, math.inf, math.nan])
 def test_a_change_that_has_no_place_in_the_sum_does_not_leave(bad: float) -> None:
-    with pytest.raises(PartyError, match="has diverged"):
+    with pytest.raises(PartyError, match="training diverged"):
         to_fixed_point(torch.tensor([0.0, bad]), 1e-9)
 
 
@@ -160,7 +160,7 @@ BASES: dict[str, Callable[[], Algorithm]] = {
     "FedProx": algorithms.FedProx,
     "Ditto": algorithms.Ditto,
     "FedPer": algorithms.FedPer,
-    "changes": lambda: replace(FedAvg(), reply_content="change"),
+    "changes": lambda: replace(FedAvg(), reply_content="update"),
     "matching": lambda: algorithms.RepresentationMatching(FedAvg()),
     "private at parties": lambda: LocalDP(clip=0.1, source="seed"),
 }
@@ -206,8 +206,8 @@ def test_the_driver_gets_whole_numbers_and_knows_no_model() -> None:
     assert len(trained) == 6 and {t.dtype for report in trained for t in report.arrays.values()} == {torch.int64}
     assert {*trained[0].metrics} == {"loss", "samples"}  # which are told
     assert math.isnan(fed.history_[-1]["jump"])
-    with pytest.raises(DescantError, match="nobody sees single models"):
-        interpolation(fed)
+    with pytest.raises(DescantError, match="which secure aggregation hides"):
+        interpolate(fed)
 
 
 def test_whoever_waits_for_the_clock_adds_up_the_same() -> None:
@@ -233,9 +233,9 @@ def spoiled(report: Reply, how: str) -> list[Reply]:
 @pytest.mark.parametrize(
     ("how", "note"),
     [
-        ("lost", "cannot be opened without the work of '3'"),
-        ("floats", "cannot be opened without the work of '3'"),
-        ("another shape", "cannot be opened without the work of '3'"),
+        ("lost", "cannot be unmasked without the updates of '3'"),
+        ("floats", "cannot be unmasked without the updates of '3'"),
+        ("another shape", "cannot be unmasked without the updates of '3'"),
         ("other words", "masks of the sum do not cancel"),
     ],
 )
@@ -287,16 +287,16 @@ def test_two_with_one_key_are_left_out() -> None:
 
 def test_too_few_train_nobody_and_say_so() -> None:
     fed = federation(engine=partial(BytesEngine, absent=("0", "1", "2", "3")))
-    with pytest.warns(DescantWarning, match="fewer than 3 parties gave keys"):
+    with pytest.warns(DescantWarning, match="fewer than 3 parties sent keys"):
         (round,) = fed.rounds(1)
     assert torch.equal(fed.state.global_model, fed.state.initial_model) and not round.round.participants
 
 
 def test_work_that_diverged_voids_the_round_and_says_whose_it_is() -> None:
-    with pytest.warns(DescantWarning, match="cannot be opened without the work of"):
+    with pytest.warns(DescantWarning, match="cannot be unmasked without the updates of"):
         fed = federation(lr=1e30).fit(1, progress=False)
     assert torch.equal(fed.state.global_model, fed.state.initial_model)
-    assert any("has diverged" in refusal.reason for refusal in fed.rejections_)
+    assert any("training diverged" in refusal.reason for refusal in fed.rejections_)
 
 
 # ── what a party checks ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -338,11 +338,11 @@ COHORTS: dict[str, tuple[Callable[[Task], Task], str]] = {
     "of others": (lambda t: replace(t, settings={**t.settings, "cohort": ["a", "b", "c"]}), "without a cohort"),
     "one twice": (lambda t: replace(t, settings={**t.settings, "cohort": ["0"] * 6}), "a key and a weight for each"),
     "no keys": (lambda t: replace(t, arrays={"global_model": t.arrays["global_model"]}), "a key and a weight for each"),
-    "of two": (lambda t: _only(t, 2), "a sum of 2 does not hide its work: it adds up with 3 at least"),
-    "a false own key": (lambda t: _changed(t, "keys", 0), "another key for it than the one that it gave"),
+    "of two": (lambda t: _only(t, 2), "a sum of 2 does not hide its update: it requires at least 3"),
+    "a false own key": (lambda t: _changed(t, "keys", 0), "another key for it than the one that it sent"),
     "one key twice": (lambda t: _key_twice(t), "have the same key"),
-    "no key at all": (lambda t: _changed(t, "keys", 3), "no public key"),
-    "a false own weight": (lambda t: _changed(t, "weights", 0), "counts it by 0|counts it by 8"),
+    "no key at all": (lambda t: _changed(t, "keys", 3), "not a valid public key"),
+    "a false own weight": (lambda t: _changed(t, "weights", 0), "gives it the weight 0|gives it the weight 8"),
     "a weight of 0": (lambda t: _changed(t, "weights", 3, 0), "a key and a weight for each"),
 }
 
@@ -372,15 +372,15 @@ def test_a_party_adds_up_with_nobody_whom_it_cannot_believe_in(name: str) -> Non
     asked = tasks(fed)[0]
     assert answered(fed, asked).status == "ok"
     report = answered(fed, change(asked))
-    assert report.status == "refused" and not report.arrays
+    assert report.status == "declined" and not report.arrays
     assert re.search(why, report.reason), report.reason
 
 
 # ── on machines of their own ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def secured(method: str = "fedavg", least: int = 3) -> Recipe:
-    return Recipe({**recipe_for(method).tables, "wrap": [{"by": "secure", "least": least}]})
+def secured(method: str = "fedavg", min_parties: int = 3) -> Recipe:
+    return Recipe({**recipe_for(method).tables, "wrap": [{"wrapper": "secure", "min_parties": min_parties}]})
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedper"])
@@ -397,7 +397,7 @@ def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -
 
 
 def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    assert count_kills_of_recipe(tmp_path, secured("fedavg", least=2), every=3) > 10
+    assert count_kills_of_recipe(tmp_path, secured("fedavg", min_parties=2), every=3) > 10
 
 
 def test_who_does_not_answer_in_time_voids_the_round_and_is_there_in_the_next(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_who_does_not_answer_in_time_voids_the_round_and_is_there_in_the_next(tm
         None if (task.party, task.round, task.kind) == ("1", 2, "train") else answer
     )
     fed = deployed_federation(post, secured(), WaitLimits(deadline=0.2, quorum=3))
-    with pytest.warns(DescantWarning, match="Round 2: the sum cannot be opened without the work of '1'"):
+    with pytest.warns(DescantWarning, match="Round 2: the sum cannot be unmasked without the updates of '1'"):
         fed.fit(3, progress=False)
     assert [entry["accepted"] for entry in fed.history_] == [4, 0, 4]
 
@@ -447,7 +447,7 @@ def test_a_party_that_lost_its_folder_in_between_refuses_a_key_that_is_not_its_o
 
     post.corrupt_reply = spoil
     fed = deployed_federation(post, secured())
-    with pytest.warns(DescantWarning, match="without the work of '1'"):
+    with pytest.warns(DescantWarning, match="without the updates of '1'"):
         fed.fit(3, progress=False)
     [refusal] = fed.rejections_
     assert "another key for it" in refusal.reason
@@ -478,48 +478,48 @@ def test_the_masks_of_a_round_hide_one_answer_only(tmp_path: Path, change: str) 
     assert unpack(desk.answer(pack(last)), Reply).status == "ok"  # the same letter, the same answer
     if change == "one that came to nothing":  # round 2 did not count, and round 3 failed
         lost = replace(last, round=3, settings={**last.settings, "cohort": None})
-        assert unpack(desk.answer(pack(lost)), Reply).status == "refused" and not desk.state.progress.pending_round
+        assert unpack(desk.answer(pack(lost)), Reply).status == "declined" and not desk.state.progress.pending_round
     report = unpack(desk.answer(pack(asked.get(change, asked["another centre"]))), Reply)
-    assert report.status == "refused" and ("hide one answer" in report.reason or "Stale" in report.reason)
+    assert report.status == "declined" and ("hide one reply" in report.reason or "Stale" in report.reason)
 
 
 # ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 A = algorithms
 REFUSED: dict[str, tuple[Callable[[], Algorithm], str]] = {
-    "geometric median": (lambda: SecureAggregation(A.RFA()), "the centre of GeometricMedian needs every single model"),
-    "coordinate median": (lambda: SecureAggregation(A.CoordinateMedian()), "the centre of CoordinateMedian needs"),
-    "median of Fed+": (lambda: SecureAggregation(A.FedGeoMedPlus()), "the centre of Norm2 needs every single model"),
+    "geometric median": (lambda: SecureAggregation(A.RFA()), "the aggregate of GeometricMedian needs every single model"),
+    "coordinate median": (lambda: SecureAggregation(A.CoordinateMedian()), "the aggregate of CoordinateMedian needs"),
+    "median of Fed+": (lambda: SecureAggregation(A.FedGeoMedPlus()), "the aggregate of Norm2 needs every single model"),
     "robust statistics": (
         lambda: SecureAggregation(replace(FedAvg(), aggregate_statistics=A.CoordinateMedian().aggregate_statistics)),
-        "the centre of CoordinateMedian needs",
+        "the aggregate of CoordinateMedian needs",
     ),
-    "lying": (lambda: SecureAggregation(A.ByzantineParties(FedAvg())), "the centre of PoisonedAggregator needs"),
-    "own models": (lambda: SecureAggregation(A.FedAvgPlus()), "own models lie with the driver.*Ditto"),
-    "all": (lambda: SecureAggregation(A.FedAvgPlus(aggregate_over="all")), "counts the last models of the absent"),
+    "lying": (lambda: SecureAggregation(A.ByzantineParties(FedAvg())), "the aggregate of PoisonedAggregator needs"),
+    "own models": (lambda: SecureAggregation(A.FedAvgPlus()), "server stores its personal models.*Ditto"),
+    "all": (lambda: SecureAggregation(A.FedAvgPlus(aggregate_over="all")), "counts models of absent parties"),
     "coreset_proxies": (
         lambda: SecureAggregation(A.CoresetProxies(FedAvg())),
-        "a stand-in works where the driver sees it",
+        "a proxy trains where the server sees it",
     ),
     "async": (lambda: SecureAggregation(A.FedAsync()), "does not wait for all"),
     "buffered": (lambda: SecureAggregation(A.FedBuff()), "does not wait for all"),
-    "rewards": (lambda: SecureAggregation(A.FedRL()), "weighs work by what is known only afterwards"),
-    "tuned": (lambda: SecureAggregation(A.AdaptiveHyper(reward="clients")), "need these one by one"),
+    "rewards": (lambda: SecureAggregation(A.FedRL()), "weights are known only after training"),
+    "tuned": (lambda: SecureAggregation(A.AdaptiveHyper(reward="clients")), "need each of them"),
     "central": (lambda: SecureAggregation(A.CentralDP()), "CentralDP clips every single change"),
-    "alone": (lambda: SecureAggregation(replace(A.Local(), personalize=None)), "adds nothing up"),
-    "twice": (lambda: SecureAggregation(SecureAggregation()), r"FedAvg\+SecAgg adds up unseen already"),
+    "alone": (lambda: SecureAggregation(replace(A.Local(), personalize=None)), "computes no sum"),
+    "twice": (lambda: SecureAggregation(SecureAggregation()), r"FedAvg\+SecAgg already has secure aggregation"),
     "one": (
         lambda: SecureAggregation(min_parties=1),
         "The 'min_parties' of SecureAggregation must be a whole number >= 2. Got 1.",
     ),
 }
 WRAPPED: dict[str, tuple[Callable[[], Algorithm], str]] = {
-    "coreset_proxies": (lambda: A.CoresetProxies(SecureAggregation()), "does not add up unseen: a stand-in works"),
-    "tuned": (lambda: A.AdaptiveHyper(SecureAggregation(), reward="clients"), "need these one by one"),
-    "lying": (lambda: A.ByzantineParties(SecureAggregation()), "the centre of PoisonedAggregator needs"),
+    "coreset_proxies": (lambda: A.CoresetProxies(SecureAggregation()), "cannot use secure aggregation: a proxy trains"),
+    "tuned": (lambda: A.AdaptiveHyper(SecureAggregation(), reward="clients"), "need each of them"),
+    "lying": (lambda: A.ByzantineParties(SecureAggregation()), "the aggregate of PoisonedAggregator needs"),
     "quorum": (lambda: replace(SecureAggregation(), quorum=2), "does not wait for all"),
     "central": (lambda: A.CentralDP(SecureAggregation()), "CentralDP clips every single change"),
-    "many": (lambda: SecureAggregation(min_parties=7), "a sum of 7 parties at least, and there are 6"),
+    "many": (lambda: SecureAggregation(min_parties=7), "sums of at least 7 parties, and there are 6"),
 }
 
 
@@ -540,11 +540,11 @@ def test_what_wraps_it_later_is_refused_before_the_work(name: str) -> None:
 def test_agents_have_no_samples_to_be_weighed_by_before_the_work() -> None:
     people = parties.agents(count=3, test_episodes=2)
     net = partial(nn.Linear, 4, 2)
-    with pytest.raises(SettingError, match=r"agents and desks have none before the work. Use weights='uniform'"):
+    with pytest.raises(SettingError, match=r"agents and desks have none before training. Use weights='uniform'"):
         Federation(net, people, SecureAggregation(), solver=Dqn(steps=20)).fit(1, progress=False)
     Federation(net, people, SecureAggregation(FedAvg("uniform")), solver=Dqn(steps=20)).fit(1, progress=False)
 
 
 def test_a_recipe_wraps_a_method() -> None:
-    found = secured("fedprox", least=4).algorithm()
+    found = secured("fedprox", min_parties=4).algorithm()
     assert found.secure_aggregation == SecureSettings(4) and found.name == "FedProx+SecAgg"

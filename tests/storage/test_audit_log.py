@@ -69,14 +69,14 @@ def refused(folder: Path, secret: bytes | None = None) -> str:
 
 def resealed(lines: list[bytes]) -> bytes:
     """Lines with numbers and seals made anew, as anybody can who knows how the log is made."""
-    seal = ""
+    chain_hash = ""
     made = []
     for number, line in enumerate(lines, 1):
         fields = json.loads(line)
         del fields["chain_hash"]
         text = json.dumps({**fields, "n": number})
-        seal = _chain_hash(seal, text)
-        made.append(f'{text[:-1]},"seal":"{seal}"}}\n'.encode())
+        chain_hash = _chain_hash(chain_hash, text)
+        made.append(f'{text[:-1]},"chain_hash":"{chain_hash}"}}\n'.encode())
         assert len(made[-1]) == len(text) + _HASH_FIELD_LENGTH
     return b"".join(made)
 
@@ -180,7 +180,7 @@ def test_a_log_that_was_sealed_anew_is_found_by_its_head_or_else_by_the_key(
     put(tmp_path, forged, head_for(forged, json.loads(original[AUDIT_HEAD])["secret"]))
     assert read(tmp_path) == len(lines)  # without the key it cannot be seen any more
     message = refused(tmp_path, SECRET)
-    assert "was changed and sealed anew" in message
+    assert "was changed and its hash recomputed" in message
     assert any(f"Line {n} " in message or f"or {n} of" in message for n in (i, i + 1, i + 2)), message
 
 
@@ -212,7 +212,7 @@ def test_who_has_read_the_log_before_sees_that_it_was_put_back(original: dict[st
         audit.catch_up()
 
 
-@pytest.mark.parametrize("head", [b"", b"{}", b"[1]", b'{"n":"9","seal":"","secret":""}', b"[" * 100_000, None])
+@pytest.mark.parametrize("head", [b"", b"{}", b"[1]", b'{"n":"9","chain_hash":"","secret":""}', b"[" * 100_000, None])
 def test_a_damaged_head_is_named(original: dict[str, bytes], tmp_path: Path, head: bytes | None) -> None:
     put(tmp_path, original[AUDIT_LOG], head or b"")
     if head is None:

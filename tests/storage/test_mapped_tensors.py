@@ -11,10 +11,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from descant.storage.mapped_tensors import _DTYPES, map_tensors
+from descant.storage.mapped_tensors import map_tensors
+from descant.storage.safetensors_header import DTYPES
 
 
-@pytest.mark.parametrize("kind", _DTYPES.values(), ids=str)
+@pytest.mark.parametrize("kind", DTYPES.values(), ids=str)
 def test_they_are_what_safetensors_reads(tmp_path: Path, kind: torch.dtype) -> None:
     drawn = torch.randint(0, 2, (3, 5, 4), generator=torch.Generator().manual_seed(0))
     given = {"many": drawn.to(kind), "ä/one": drawn[0, 0, 0].clone().to(kind), "none": torch.empty(0, 7, dtype=kind)}

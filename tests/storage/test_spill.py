@@ -87,7 +87,7 @@ def test_no_method_sees_where_its_stack_lies(mapped: list[int], name: str) -> No
 
 
 def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
-    code = "import os, torch; from descant.storage.spill import room; room((2**20,), torch.float32, 0).fill_(1)"
+    code = "import os, torch; from descant.storage.spill import spill_buffer; spill_buffer((2**20,), torch.float32, 0).fill_(1)"
     command = [sys.executable, "-c", f"{code}; os.kill(os.getpid(), 9)"]
     where = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
@@ -116,7 +116,7 @@ def test_what_parties_keep_is_staged_and_given_out_in_files_where_it_does_not_fi
 @pytest.mark.parametrize("place", [True, False], ids=["mapped", "read"])
 def test_a_letter_in_a_file_is_the_same_letter_and_outlives_it(monkeypatch: pytest.MonkeyPatch, place: bool) -> None:
     if not place:  # a system that gives its files no names by their numbers
-        monkeypatch.setattr(SpillFile, "place", None)
+        monkeypatch.setattr(SpillFile, "path", None)
     arrays = {"w": torch.randn(300, 7), "b": torch.arange(5.0).double(), "none": torch.empty(0, 3)}
     report = Reply("a", 3, "train", arrays=arrays, metrics={"loss": 1.5}, encrypted_coreset=b"closed")
     file = to_spill_file(pack(report))
@@ -142,9 +142,9 @@ def test_a_disk_that_is_full_when_an_answer_comes_or_a_letter_goes_is_said(monke
 
     filed = SpillFile()
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(StateError, match=r"1 MB for models cannot be had in .*No space left.*TMPDIR"):
+    with pytest.raises(StateError, match=r"1 MB for models cannot be allocated in .*No space left.*TMPDIR"):
         filed.append(bytes(10**6))
-    with pytest.raises(StateError, match=r"cannot be had in .*No space left.*TMPDIR"):
+    with pytest.raises(StateError, match=r"cannot be allocated in .*No space left.*TMPDIR"):
         pack_or_spill(0, Reply("a", 3, "train", arrays={"w": torch.randn(30)}))
 
 
@@ -153,7 +153,7 @@ def test_a_full_disk_is_told_before_anything_is_written(monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(StateError, match=r"8 MB for models cannot be had in .*No space left.*TMPDIR"):
+    with pytest.raises(StateError, match=r"8 MB for models cannot be allocated in .*No space left.*TMPDIR"):
         spill_buffer((2, 10**6), torch.float32, 0)
 
 

@@ -261,8 +261,8 @@ def test_a_process_that_is_killed_lets_go_of_its_folder_and_another_goes_on(tmp_
 
 def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time; from pathlib import Path; from descant.storage.lock import Lock\n"
-        "lock = Lock(Path(sys.argv[1])); child = os.fork()\n"
+        "import os, sys, time; from pathlib import Path; from descant.storage.lock import FolderLock\n"
+        "lock = FolderLock(Path(sys.argv[1])); child = os.fork()\n"
         "if child == 0: os.close(1); time.sleep(20); os._exit(0)\n"
         "print(child, flush=True); os._exit(0)"
     )
@@ -360,7 +360,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_work(
     before = read_run(tmp_path / "old").numbers
     monkeypatch.setattr(os, "open", refuse)
     for begin in (lambda: Run.start(tmp_path / "new", made()), lambda: Run.resume(tmp_path / "old", made())):
-        with pytest.raises(StateError, match=r"cannot be written: Read-only file system. Give one that you may write"):
+        with pytest.raises(StateError, match=r"cannot be written: Read-only file system. Give a folder that you may write"):
             begin()
     assert read_run(tmp_path / "old").numbers.rounds.tolist() == before.rounds.tolist()  # and it can still be read
 
@@ -369,11 +369,11 @@ def test_two_runs_on_one_folder(tmp_path: Path) -> None:
     with Run.start(tmp_path / "run", made()) as run:
         with pytest.raises(StateError, match=f"in use by process {os.getpid()}"):
             Run.resume(tmp_path / "run", made())
-        with pytest.raises(StateError, match="holds a run already"):
+        with pytest.raises(StateError, match="already holds a run"):
             Run.start(tmp_path / "run", made())
         assert read_run(tmp_path / "run").state == "running"
         run.close()
-        with pytest.raises(StateError, match="was closed"):
+        with pytest.raises(StateError, match="is closed"):
             list(run.rounds(1))
     (tmp_path / "run" / ".lock").write_text("not json")
     Run.resume(tmp_path / "run", made()).close()
@@ -415,7 +415,7 @@ def test_our_own_files_are_not_said_to_be_somebody_elses(tmp_path: Path) -> None
         check_replaceable(tmp_path / "run", ("study.json", "*.png"))
     (tmp_path / "left").mkdir()
     (tmp_path / "left" / "collapse.png").touch()
-    with pytest.raises(StateError, match=r"holds 'collapse.png', but no study.json that says that Descant wrote it"):
+    with pytest.raises(StateError, match=r"holds 'collapse.png', but no study.json written by Descant"):
         check_replaceable(tmp_path / "left", ("study.json", "*.png"))
 
 
@@ -523,7 +523,7 @@ def test_a_damaged_snapshot_is_passed_over_only_where_rounds_can_be_done_again(
         center.write_bytes(center.read_bytes()[:-1])
     with pytest.raises(StateError, match=r"00000003 does not hold a run that can be continued"):
         go(tmp_path / "always", "always")
-    with pytest.warns(DescantWarning, match="The snapshot before it is taken"):
+    with pytest.warns(DescantWarning, match="The snapshot before it is used"):
         assert go(tmp_path / "2", 2) == whole[0]
     alike(read_run(tmp_path / "2"), whole[1])
 
@@ -605,7 +605,7 @@ def test_the_cost_of_a_snapshot_is_without_the_fingerprints(tmp_path: Path, monk
         clock[0] += 100
         return reckon(party, every)
 
-    monkeypatch.setattr(fingerprint, "_fingerprint", slow)
+    monkeypatch.setattr(fingerprint, "_party_fingerprint", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     with Run.start(tmp_path / "run", made(data())) as run:
         assert clock[0] >= 300 and run._snapshot_seconds < 100
@@ -620,7 +620,7 @@ def test_fingerprints_read_a_share_of_large_data(monkeypatch: pytest.MonkeyPatch
         return data_fingerprints(parties.from_arrays({"a": (x, np.zeros(100, dtype=int))}, test=0))
 
     assert made(0) != made(1)
-    monkeypatch.setattr(fingerprint, "_BYTES", 100 * 16 // 4)
+    monkeypatch.setattr(fingerprint, "_SAMPLED_BYTES", 100 * 16 // 4)
     assert made(1) == made(2) == made(97) != made(4)
 
 
@@ -779,7 +779,7 @@ def test_a_score_that_is_new_becomes_a_column(whole: tuple[str, RecordedRun], tm
     np.testing.assert_array_equal(held.scores["before"], [[np.nan, np.inf]] * 2)
     assert np.isnan(held.scores["global_model"]).all()
     with sqlite3.connect(file) as connection:  # as in the module's docstring
-        sql = "SELECT party, own, center FROM scores JOIN parties USING (id) WHERE round = 2"
+        sql = "SELECT party, personal, global_model FROM scores JOIN parties USING (id) WHERE round = 2"
         assert connection.execute(sql).fetchall() == [("b", 0.5, None)]
     connection.close()
 
@@ -792,7 +792,7 @@ def test_a_sync_that_does_not_exist_is_refused(sync: Any, tmp_path: Path) -> Non
 
 
 def test_reading_does_not_import_torch(whole: tuple[str, RecordedRun]) -> None:
-    reading = f"import sys; from descant.tracking import read; read({str(whole[1].folder)!r}).numbers"
+    reading = f"import sys; from descant.tracking import read_run; read_run({str(whole[1].folder)!r}).numbers"
     code = f"{reading}; assert 'torch' not in sys.modules"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)

@@ -257,7 +257,7 @@ def below_trivial_baseline(name: str, scores: Scores) -> Finding | None:
 
 
 NOT_COUNTED = {
-    "center": "the global models only, not the losses, scores and participation that the server operator sees",
+    "server": "the global models only, not the losses, scores and participation that the server operator sees",
     "party": "what parties report of their training, not their scores on their test sets",
     "sample": "what parties report of their training, not their scores on their test sets",
 }
