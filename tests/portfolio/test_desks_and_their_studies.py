@@ -290,7 +290,7 @@ def test_parties_without_desks_have_no_portfolio_plot(tmp_path: Path) -> None:
         1, progress=False
     )
     assert backtest_federation(fed) is None
-    with pytest.raises(SettingError, match="no desks"):
+    with pytest.raises(SettingError, match="the parties are not desks"):
         fed.plot("portfolio", tmp_path / "p.png")
 
 

@@ -32,8 +32,8 @@ CAPTIONS = {
     ),
     "collapse": (
         "Does training stay stable?",
-        "Above: the training loss of the parties that took part in a round, or for agents and desks the cumulative "
-        "reward beyond local training. A line that turns for the worse and stays there has lost what it had learned. "
+        "Above: the training loss of the parties that took part in a round, or where parties earn rewards the "
+        "cumulative reward beyond local training. A line that turns for the worse and stays there has lost what it had learned. "
         "Below: the norm of the global model, which jumps where training breaks down. A dotted vertical line marks a "
         "collapse.",
     ),
