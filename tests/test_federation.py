@@ -141,18 +141,18 @@ def test_compare_puts_local_and_the_majority_beside_every_method(people: Populat
         (algorithms.FedPlusFixed((0.5, 0.5)), r"FedPlusFixed does not fit a model of 53 parameters"),
         (algorithms.FedPlus(DiagonalQ((1.0,))), r"The 'q' of DiagonalQ must be 53 numbers >= 0, one per column"),
         (algorithms.L2GD(lam=1000.0), r"L2GD's step to the mean, lr·λ\(1-p\)/p, must be <= 1. Got 90"),
-        (replace(algorithms.FedAvg(), aggregate_over="all"), r"aggregates over all, but its parties keep no models"),
+        (replace(algorithms.FedAvg(), aggregate_over="all"), r"aggregates over all, but its parties have no personal models"),
         (
             replace(algorithms.FedAvg(), participation=algorithms.Sample(2.5)),
             r"'count' of Sample must be a whole number >= 1",
         ),  # type: ignore[arg-type]
-        (algorithms.FedPer("2.*"), r"The 'private' of FedPer must be a tuple of name patterns. Got '2.\*'."),  # type: ignore[arg-type]
+        (algorithms.FedPer("2.*"), r"The 'private_layers' of FedPer must be a tuple of name patterns. Got '2.\*'."),  # type: ignore[arg-type]
         (algorithms.FedPer(("*",)), r"All layers of the model are private in FedPer: nothing is left to share."),
         (algorithms.FedAvg, r"Give an algorithm, such as algorithms.FedAvg\(\) with its parentheses"),
         ("fedavg", r"Give an algorithm, such as algorithms.FedAvg\(\)"),
         (
             algorithms.FedPlus(aggregate_over="some"),
-            r"The 'over' of FedPlus must be one of 'active', 'all'. Got 'some'.",
+            r"The 'aggregate_over' of FedPlus must be one of 'active', 'all'. Got 'some'.",
         ),  # type: ignore[arg-type]
     ],
 )
@@ -263,7 +263,7 @@ def test_attendance_may_be_a_number_and_a_metric_a_function(people: Population) 
     scores = fed.scores()
     assert scores.metric == "hits" and 0 <= scores.personal.mean <= 1
     assert repr(fed) == "<Federation of 5 parties by FedAvg, after 1 rounds>"
-    with pytest.raises(SettingError, match="'attend' must be a number of parties a round"):
+    with pytest.raises(SettingError, match="'participation' must be a number of parties a round"):
         Federation(net, people, algorithms.FedAvg(), participation=algorithms.Sample).fit(1, progress=False)
 
 
@@ -339,7 +339,7 @@ def test_who_was_refused_and_why_is_in_findings_and_table():
     x = np.ones((6, 2), dtype=np.float32)
     y = np.array([0, 1, 0, 1, 0, 1])
     people = parties.from_arrays({"a": (x, y), "b": (3e38 * x, y)})
-    with pytest.warns(DescantWarning, match="were refused, the first: round 1, party 'b'"):
+    with pytest.warns(DescantWarning, match="were rejected, the first: round 1, party 'b'"):
         study = compare([algorithms.FedAvg()], lambda: nn.Linear(2, 2), people, rounds=2, lr=1.0, progress=False)
     told = [finding for finding in study.findings() if "refused" in finding]
     assert told and told[0].startswith("2 updates of ") and "round 1, party 'b'" in told[0] and "not finite" in told[0]

@@ -1,4 +1,4 @@
-"""A federation you can hold: make it, fit it, ask each party's model and whether joining helped."""
+"""The federation object: fit it, read each party's model, and see whether joining helped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EngineFactory: TypeAlias = Callable[[Plan], Engine]
 
 @dataclass(frozen=True)
 class ScoredRound:
-    """A round, and its scores when they are asked for: only while the run stands at it."""
+    """A round, and its scores, which must be read before the next round."""
 
     round: Round
     _compute_scores: Callable[[int], Scores]
@@ -53,18 +53,54 @@ class ScoredRound:
 
     @cached_property
     def scores(self) -> Scores:
-        """Every party's own test set with its own model, the centre and the majority class."""
+        """Return the scores of personal model, global model and majority class on every party's test set."""
         return self._compute_scores(self.round.index)
 
 
 class Federation:
-    """Parties that learn together by an algorithm, each with a model of its own.
+    """Parties that learn together by an algorithm, each with a personal model.
 
     >>> from descant import algorithms, parties
-    >>> people = parties.digits(count=4, seed=0)
-    >>> fed = Federation(lambda: nn.Linear(64, 10), people, algorithms.FedAvgPlus(), lr=0.1, steps=5, batch=10)
+    >>> population = parties.digits(count=4, seed=0)
+    >>> fed = Federation(lambda: nn.Linear(64, 10), population, algorithms.FedAvgPlus(), lr=0.1, steps=5, batch=10)
     >>> fed.fit(2, progress=False).history_[-1]["round"]
     2
+
+    Parameters
+    ----------
+    model:
+        A module, a function that builds one, or its address "package.module:name".
+    population:
+        The parties: a `Population`, a function that builds one, or its address.
+    algorithm:
+        The federated method, such as ``algorithms.FedAvgPlus()``.
+    solver:
+        The local training of a party, such as ``Sgd(lr=0.1)``; by default `Sgd` with ``lr``, ``steps`` and ``batch``.
+    lr:
+        The learning rate, as shorthand for ``solver=Sgd(lr=...)``.
+    steps:
+        Local steps per round, as shorthand for ``solver=Sgd(steps=...)``.
+    batch:
+        Samples per step, as shorthand for ``solver=Sgd(batch=...)``.
+    loss:
+        The training loss of (output, target); by default the cross entropy.
+    metric:
+        The score of (output, target); by default accuracy for classes, else the loss.
+    participation:
+        The participants of a round: a number of parties drawn each round, or a record such as
+        ``algorithms.Sample(10)``; by default what the algorithm says.
+    seed:
+        The seed of every random draw of the run.
+    engine:
+        Where tasks run: `InProcess`, or ``Processes(...)``, ``Ray(...)``; results do not depend on it.
+    memory_budget:
+        Bytes of memory for models and for party states, each; the rest is kept on disk.
+    vault:
+        The location of the encrypted coresets of `CoresetProxies`; by default coresets stay with the parties.
+    coreset_limit:
+        The largest number or share of rows that leaves a party in a coreset; by default there is no limit.
+    deadline:
+        Seconds that a party has for a task.
     """
 
     def __init__(
@@ -98,12 +134,10 @@ class Federation:
         self.participation = participation
         self.seed = seed
         self.engine = engine
-        self.memory_budget = (
-            memory_budget  # bytes of party state in memory, for models and for memories each; the rest is on disk
-        )
+        self.memory_budget = memory_budget
         self.vault = vault
-        self.coreset_limit = coreset_limit  # where coresets are kept, and how many rows a party lets go: see Plan
-        self.deadline = deadline  # seconds that a party has for a task
+        self.coreset_limit = coreset_limit
+        self.deadline = deadline
         self.history_ = checkpoint.make_history()
         self.rejections_ = checkpoint.make_rejections()
 
@@ -114,12 +148,12 @@ class Federation:
 
     @cached_property
     def population(self) -> Population:
-        """The parties."""
+        """Return the parties."""
         return make_population(self.data)
 
     @cached_property
     def plan_(self) -> Plan:
-        """All that is decided of it before the first round: net, parties, method, solver; made when it is asked for."""
+        """Return the plan of the run (net, parties, algorithm, solver), built on first use."""
         if self.solver is not None and self.shorthand:
             raise SettingError(f"Give a solver, or {', '.join(self.shorthand)} as shorthand for Sgd, not both.")
         given: object = self.solver
@@ -150,12 +184,12 @@ class Federation:
 
     @cached_property
     def engine_(self) -> Engine:
-        """What carries its tasks to the parties, and what they remember."""
+        """Return the engine, built on first use."""
         return self.engine(self.plan_)
 
     @property
     def state(self) -> State:
-        """Where the run stands."""
+        """Return the state of the run."""
         if "_state" not in self.__dict__:
             self._state = initial_state(self.plan_)
         return self._state
@@ -165,10 +199,10 @@ class Federation:
         self._state = state
 
     def rounds(self, n: int, evaluate_local_in: Collection[int] | None = None) -> Iterator[ScoredRound]:
-        """The next n rounds, one at a time; `break` stops, and calling it again goes on.
+        """Run the next n rounds, one at a time; `break` stops, and another call continues.
 
-        In the rounds with the numbers ``judge`` (the last of the n, if none are given) the parties judge their own
-        local work: the scores then have "before" and "after" of those who took part. It changes nothing else.
+        In the rounds of ``evaluate_local_in`` (by default the last of the n) parties score their local training: the
+        scores then have "before" and "after" for the participants. The results do not change.
         """
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
             raise SettingError(f"The number of rounds must be a whole number >= 0. Got {n!r}.")
@@ -176,7 +210,7 @@ class Federation:
         for round in self._undo_on_error(run(self.plan_, self.engine_, self.state, n, scored_rounds)):
             if round.index != self.state.round + 1:
                 raise DescantError(
-                    f"Another loop has taken this federation to round {self.state.round}: start a new one."
+                    f"Another loop has moved this federation to round {self.state.round}: start a new loop."
                 )
             self.state = round.state
             self._warn(round)
@@ -185,7 +219,7 @@ class Federation:
             yield ScoredRound(round, self._compute_scores)
 
     def _undo_on_error(self, rounds: Iterator[Round]) -> Iterator[Round]:
-        """The same rounds; one that breaks off is undone at once, so that hash, save and scores see none of it."""
+        """Yield the rounds and undo an interrupted one at once, so that hash, save and scores do not see it."""
         try:
             yield from rounds
         except BaseException:
@@ -197,20 +231,20 @@ class Federation:
     def _warn(self, round: Round) -> None:
         for note in filter(None, (round.tuner_note, round.note)):
             warnings.warn(f"Round {round.index}: {note}.", DescantWarning, stacklevel=4)
-        if not round.note and round.rejections and not self.rejections_:  # the first time; the rest are in refusals_
+        if not round.note and round.rejections and not self.rejections_:  # only the first time: all are in rejections_
             asked_parties = {
                 *round.participants,
                 *round.proxied,
                 *(r.party for r in round.rejections if r.party in self.population),
             }
-            rejected = [refusal for refusal in round.rejections if refusal.tensor != CORESET_KEY]
-            subject = f"{len(rejected)} of {len(asked_parties)} reports were" if rejected else "What a party left was"
-            text = f"{subject} refused, the first: {round.rejections[0]}. All are in refusals_."
+            rejected = [rejection for rejection in round.rejections if rejection.tensor != CORESET_KEY]
+            subject = f"{len(rejected)} of {len(asked_parties)} replies were" if rejected else "A coreset was"
+            text = f"{subject} rejected, the first: {round.rejections[0]}. All are in rejections_."
             warnings.warn(text, DescantWarning, stacklevel=4)
 
     def fit(self, rounds: int, progress: bool = True) -> Federation:
-        """Run some more rounds, with a progress bar."""
-        self.state  # noqa: B018  errors come before the bar
+        """Run more rounds, with a progress bar."""
+        self.state  # noqa: B018  raise errors before the progress bar
         with progress_bar(disable=not progress) as display:
             task_id = display.add_task(self.algorithm.name, total=rounds, summary="–")
             for round in self.rounds(rounds):
@@ -238,7 +272,7 @@ class Federation:
         return scores
 
     def scores(self) -> Scores:
-        """Every party's own test set, judged now."""
+        """Evaluate every party on its own test set."""
         from .analysis.scores import evaluate_parties
 
         scores = evaluate_parties(self.plan_, self.engine_, self.state)
@@ -247,12 +281,12 @@ class Federation:
 
     @property
     def cached_scores(self) -> Scores | None:
-        """What scores() has found, if it was asked for since the last round."""
+        """Return the last result of scores() if no round has run since, else None."""
         at, scores = self.__dict__.get("_scored", (None, None))
         return scores if at == self.state.round else None
 
     def findings(self) -> tuple[str, ...]:
-        """What is wrong, in sentences, from numbers that are known: ask for scores() first to hear about them, too."""
+        """Return findings as sentences, from known numbers; call scores() first to include them."""
         return tuple(finding.text for finding in self._findings())
 
     def _findings(self) -> tuple[Finding, ...]:
@@ -262,32 +296,33 @@ class Federation:
         return data_findings + federation_findings(self, self.cached_scores)
 
     def plot(self, kind: str, file: str | Path) -> Path:
-        """Draw "spikes" (at aggregation), "collapse", "walk" (own to centre), "hyper" (as tuned), "presence" (who was
-        there, who was stood in for), "rewards" (of agents), "portfolio", "weights" or "universes" (of desks)."""
+        """Draw a plot of the run into a file.
+
+        Kinds: "spikes" (at aggregation), "collapse", "walk" (from personal to global model), "hyper" (as tuned),
+        "presence" (of parties and proxies), "rewards" (of agents), "portfolio", "weights" and "universes" (of desks).
+        """
         from .analysis import draw_federation_plot
 
         return draw_federation_plot(self, kind, file)
 
     def _local_baseline(self, names: Sequence[str]) -> Scores:
-        """The same parties, rounds, work and draws, without federation."""
+        """Evaluate local training of the same parties with the same rounds, work and draws."""
         from .analysis.scores import evaluate_parties
 
         baseline = self.__dict__.get("_twin")
         local = local_baseline(self.plan_.algorithm, self.history_)
-        if (
-            baseline is None or baseline.state.round > self.state.round
-        ):  # a run that was loaded may be younger than its twin
+        if baseline is None or baseline.state.round > self.state.round:  # load() may go back to an earlier round
             settings = {name: getattr(self, name) for name in ("loss", "metric", "seed", "engine", "memory_budget")}
             baseline = self._twin = Federation(self.model, self.data, local, solver=self.plan_.solver, **settings)
-            baseline.population = self.population  # not made anew: they are read once, and whoever made them may draw
-        baseline.plan_ = replace(baseline.plan_, algorithm=local)  # of more rounds than when it was made
+            baseline.population = self.population  # the same object: building it again may draw other parties
+        baseline.plan_ = replace(baseline.plan_, algorithm=local)  # the history has grown since
         baseline.fit(self.state.round - baseline.state.round, progress=False)
         return evaluate_parties(baseline.plan_, baseline.engine_, baseline.state, names=names)
 
     def table(self) -> Table:
-        """Each party: its own model, the centre, what it reaches alone with the same work, and its majority class.
+        """Return a table of each party: personal model, global model, local training, majority class.
 
-        The first call trains every party alone for as many rounds, which takes about as long as the run did.
+        The first call trains the local baseline for the same rounds, which takes about as long as the run.
         """
         from .analysis import coverage
         from .analysis.scores import party_table
@@ -300,32 +335,32 @@ class Federation:
 
     @property
     def models_(self) -> Mapping[str, nn.Module]:
-        """Party name -> its personal module, made when it is asked for."""
+        """Return the personal modules by party name, built on access."""
         from .analysis.scores import PersonalModels
 
         return PersonalModels(self.plan_, self.engine_, lambda: self.state)
 
     @property
     def global_model_(self) -> nn.Module:
-        """The common module."""
+        """Return the global module."""
         return self.plan_.net.module_from_row(self.state.global_model)
 
     def execution_modes(self) -> dict[str, str]:
-        """The ways to compute the parties' local work, the best first, and why each is not taken ("" if it can be)."""
+        """Return the execution modes of local training, best first, with the reason against each."""
         return possible_execution_modes(self.plan_)
 
     def hash(self) -> str:
-        """A digest of the centre and of every party's model and memory."""
+        """Return a digest of the global model and of every party's model and state."""
         return checkpoint.run_digest(self.state, self.engine_.party_states)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the run as it stands into a folder, whole or not at all."""
+        """Write the state of the run to a folder, atomically."""
         return checkpoint.save(
             Path(folder), self.plan_, self.state, self.engine_.party_states, self.history_, self.rejections_
         )
 
     def load(self, folder: str | Path) -> Federation:
-        """Go on from a folder that a federation of the same model, algorithm, solver and seed saved."""
+        """Continue from a folder saved by a federation with the same model, algorithm, solver and seed."""
         loaded = checkpoint.load(Path(folder), self.plan_, self.engine_.party_states)
         self.state, self.history_, self.rejections_ = loaded
         self.__dict__.pop("_scored", None)
@@ -333,7 +368,7 @@ class Federation:
 
 
 def with_participation(algorithm: Algorithm, participation: Participation | int | None) -> Algorithm:
-    """The algorithm with who takes part as the user says; a number is so many a round, drawn anew each time."""
+    """Return the algorithm with the user's participation; a number means that many parties drawn each round."""
     if not isinstance(algorithm, Algorithm):
         raise SettingError(
             f"Give an algorithm, such as algorithms.FedAvg() with its parentheses. Got {algorithm!r:.80}."

@@ -1,4 +1,4 @@
-"""What comes of the reports of a round: aggregate -> advance -> keep."""
+"""The server's side of a round: aggregate -> server update -> personalize."""
 
 from __future__ import annotations
 
@@ -27,24 +27,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AggregationOutcome:
-    """The new centre, and what the parties that trained keep."""
+    """The new global model, and the new personal models of the parties that trained."""
 
     global_model: Tensor
     server_update_state: NamedTensors
     gap: float = 0.0
     note: str = ""
-    reported_models: Tensor | None = None  # [K, width] as those who trained reported them
-    personal_models: Tensor | None = None  # [K, width] what they keep
+    reported_models: Tensor | None = None  # [K, width] as reported by the parties that trained
+    personal_models: Tensor | None = None  # [K, width] after personalization
 
 
 def aggregate_replies(
     plan: Plan, state: State, hyper: Hyper, replies: Sequence[Reply], asked_parties: Collection[str]
 ) -> AggregationOutcome:
-    """What came of the reports of those who were asked.
+    """Aggregate the replies of the asked parties.
 
-    A centre that fails on them (numbers that overflow, say) leaves the model unchanged.
-
-    What can only be a mistake in the code (a TypeError, say) ends the run.
+    If the aggregation fails (numbers overflow, for example), the model is unchanged. An error that can only be a
+    mistake in the code (a TypeError, for example) ends the run.
     """
     try:
         with torch.inference_mode(False), torch.no_grad():
@@ -60,7 +59,7 @@ def aggregate_replies(
 def _aggregate_replies(
     plan: Plan, state: State, hyper: Hyper, replies: Sequence[Reply], asked_parties: Collection[str]
 ) -> AggregationOutcome:
-    """aggregate -> advance -> keep: the new centre, and what each party keeps (staged)."""
+    """Return the new global model; the personal models are staged."""
     algorithm = plan.algorithm
     size = plan.net.layout.trainable_width
     update_state_before = state.server_state.get("server_update", {})
@@ -69,7 +68,7 @@ def _aggregate_replies(
     dp_count = _dp_denominator(plan, len(asked_parties))
     if not replies and not dp_count:
         return AggregationOutcome(
-            state.global_model, update_state_before, note="no report was accepted: the model is unchanged"
+            state.global_model, update_state_before, note="no reply was accepted: the model is unchanged"
         )
     models = stack_models(plan, state, replies)  # [K, width]
     weights = algorithm.compute_weights([report.metrics for report in replies])
@@ -93,7 +92,7 @@ def _aggregate_replies(
             state.global_model, update_state_before, note="the aggregate is not finite: the model is unchanged"
         )
     trained_rows = [i for i, report in enumerate(replies) if report.kind == "train"]
-    if not trained_rows:  # stand-ins alone: nobody keeps anything
+    if not trained_rows:  # coreset proxies only: there are no personal models
         return AggregationOutcome(global_model, update_state, aggregated.gap)
     models = models if len(trained_rows) == len(replies) else _stack_rows(plan, [models[i] for i in trained_rows])
     personal_models = global_model.expand_as(models)
@@ -109,7 +108,7 @@ def _aggregate_replies(
 def _aggregate_masked_sum(
     plan: Plan, state: State, accepted: Sequence[Reply], asked: Collection[str]
 ) -> AggregationOutcome:
-    """aggregate -> advance where the sum is all that is known."""
+    """Aggregate where the server knows only the sum."""
     size = plan.net.layout.trainable_width
     update_state_before = state.server_state.get("server_update", {})
     from ..privacy.secure_aggregation import secure_sum
@@ -129,7 +128,7 @@ def _aggregate_masked_sum(
 
 
 def _sample_share(plan: Plan, accepted: Sequence[Reply]) -> float:
-    """The part of all samples that was heard in this round; where parties are hidden, nobody is told."""
+    """Return the share of all samples in the accepted replies; 1 if differential privacy hides the samples."""
     if not plan.samples or plan.algorithm.privacy is not None:
         return 1.0
     reported_samples: float = sum(report.metrics["samples"] for report in accepted)
@@ -137,10 +136,7 @@ def _sample_share(plan: Plan, accepted: Sequence[Reply]) -> float:
 
 
 def _dp_denominator(plan: Plan, asked_count: int) -> float:
-    """Over how many a mean with noise is taken, whoever answers: all that were asked, or that come on average.
-
-    0: the mean has no noise here.
-    """
+    """Return the fixed denominator of a noisy mean: the asked parties, or their expected number; 0 without noise."""
     privacy = plan.algorithm.privacy
     if privacy is None or privacy.at == "party":
         return 0.0
@@ -151,7 +147,7 @@ def _dp_denominator(plan: Plan, asked_count: int) -> float:
 
 
 def noisy_mean(plan: Plan, state: State, models: Tensor, denominator: float) -> AggregateResult:
-    """w̃ + (Σ clipped changes + noise)/K: who does not answer counts as no change, so that nobody moves it by over C/K.
+    """Return w̃ + (Σ clipped updates + noise)/K; a missing reply is no change, so a party moves it by at most C/K.
 
     McMahan et al. (2018), Algorithm 1, with a fixed denominator.
     """
@@ -170,7 +166,7 @@ def noisy_mean(plan: Plan, state: State, models: Tensor, denominator: float) -> 
 
 
 def _update_norms(rows: Tensor, global_model: Tensor) -> Tensor:
-    """‖w_k - w̃‖₂ of every row, in float64."""
+    """Return ‖w_k - w̃‖₂ of every row, in float64."""
     squares = global_model.new_zeros(len(rows))
     for _, block in centered_blocks(rows, global_model, torch.float64) if len(rows) else ():
         squares += block.square().sum(1)
@@ -178,7 +174,7 @@ def _update_norms(rows: Tensor, global_model: Tensor) -> Tensor:
 
 
 def _draw_noise(plan: Plan, privacy: PrivacySettings, round: int) -> Tensor:
-    """One standard normal number a column, 0 for layers that are private to their parties."""
+    """Draw one standard normal number a column, 0 for layers that are private to their parties."""
     from ..privacy import gaussian_mechanism
 
     layout = plan.net.layout
@@ -194,11 +190,13 @@ def _draw_noise(plan: Plan, privacy: PrivacySettings, round: int) -> Tensor:
 
 
 def stack_models(plan: Plan, state: State, accepted: Sequence[Reply]) -> Tensor:
-    """The reported models as rows; columns that are private to their party keep the centre's values."""
+    """Return the reported models as rows; columns of private layers have the global model's values."""
     models = spill_buffer((len(accepted), len(state.global_model)), state.global_model.dtype, plan.memory_budget)
     if plan.private_layers:
         models[:] = state.global_model
-    for name in accepted[0].arrays if accepted else ():  # whole models alone pass the gate: all have the same names
+    for name in (
+        accepted[0].arrays if accepted else ()
+    ):  # validation accepts complete models only: all have the same names
         begin, end = plan.net.layout.column_range(name)
         for row, report in zip(models, accepted, strict=True):
             row[begin:end].view(report.arrays[name].shape).copy_(report.arrays[name])
@@ -210,7 +208,7 @@ def stack_models(plan: Plan, state: State, accepted: Sequence[Reply]) -> Tensor:
 def _add_absent_parties(
     plan: Plan, state: State, accepted: Sequence[Reply], models: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A over all W^t instead of S_t (ERRATA 14): absent parties count with their last model, and with weight 1."""
+    """Aggregate over all W^t instead of S_t (ERRATA 14): absent parties count with their last model and weight 1."""
     if plan.algorithm.aggregate_over == "active":
         return models, weights
     index_by_party = {report.party: i for i, report in enumerate(accepted)}
@@ -228,7 +226,7 @@ def _stack_rows(plan: Plan, rows: Sequence[Tensor]) -> Tensor:
 
 
 def _apply_staleness_discount(plan: Plan, state: State, accepted: Sequence[Reply], models: Tensor) -> Tensor:
-    """Models as far from the centre as late reports count."""
+    """Move late models toward the global model by their staleness discount."""
     if plan.algorithm.staleness_discount is None:
         return models
     factors = [plan.algorithm.staleness_discount(int(report.metrics[STALENESS])) for report in accepted]

@@ -1,4 +1,4 @@
-"""A run as a folder: JSON and safetensors, written whole or not at all, and read without executing anything."""
+"""Checkpoints: a folder of JSON and safetensors, written atomically, and read without executing anything."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _PROXY_DIGEST_KEY = f"proxy{_SEPARATOR}digest"  # sealing draws fresh keys: two 
 
 
 def make_history(entries: Iterable[dict[str, Any]] = ()) -> CompressedList[dict[str, Any]]:
-    """What happened, a record a round."""
+    """Return a history with one record a round."""
     return CompressedList(entries, dict, dict)
 
 
 def make_rejections(entries: Iterable[Rejection] = ()) -> CompressedList[Rejection]:
-    """What did not count."""
+    """Return a list of rejections."""
     return CompressedList(entries, asdict, _rejection_from_dict)
 
 
@@ -62,7 +62,7 @@ def _rejection_from_dict(entry: dict[str, Any]) -> Rejection:
 
 
 def run_digest(state: State, party_states: Store) -> str:
-    """A digest of the centre, of what the server remembers, and of every party's model and memory, by tensor."""
+    """Return a digest of the global model, the server state, and every party's model and state."""
     sha = hashlib.sha256()
     _hash_tensor(sha, "global_model", state.global_model)
     for name, tensor in sorted(_flatten_server_state(state).items()):
@@ -74,7 +74,7 @@ def run_digest(state: State, party_states: Store) -> str:
 
 
 def digest_of_models(state: State) -> str:
-    """The same of the models alone, for commands to print: memories stay with parties on machines of their own."""
+    """Return a digest of the models alone, for commands to print: party states stay on the silos' machines."""
     sha = hashlib.sha256()
     _hash_tensor(sha, "global_model", state.global_model)
     _hash_store(sha, "personal", state.personal_models)
@@ -95,7 +95,7 @@ def _hash_tensor(sha: Any, name: str, tensor: Tensor) -> None:
 
 
 def _flatten_server_state(state: State) -> dict[str, Tensor]:
-    """What the server's answers remember, in one mapping."""
+    """Return the server state in one mapping."""
     return {
         f"{part}{_SEPARATOR}{name}": tensor
         for part, memory in state.server_state.items()
@@ -111,10 +111,10 @@ def save(
     history: CompressedList[dict[str, Any]],
     rejections: CompressedList[Rejection],
 ) -> Path:
-    """Write the run as it stands: new files beside the old ones, then one rename of the manifest makes them count.
+    """Write the current state: new files beside the old ones, then one atomic rename of the manifest.
 
-    Killed at any moment, or at a power cut, the folder holds the old run or the new one, whole, and the new one once
-    this returns; what is left over goes with the next save.
+    After a kill or a power cut the folder holds the old run or the new one, complete, and the new one once this
+    returns; the next save removes files that are left over.
     """
     manifest = {
         **_identity(plan),
@@ -161,17 +161,17 @@ def _tensor_files(state: State, party_states: Store) -> Iterator[tuple[str, dict
 
 
 def _manifest_digest(manifest: Mapping[str, Any]) -> str:
-    """A digest of the manifest itself; the tensors have one in it."""
+    """Return a digest of the manifest, which itself contains the digest of the tensors."""
     sha = hashlib.sha256()
     for piece in manifest_chunks(manifest, sort_keys=True):
         sha.update(piece)
     return sha.hexdigest()
 
 
-def _join_chunks(pieces_in: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, many at a time."""
+def _join_chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small pieces of bytes to larger ones."""
     chunk = b""
-    for piece in pieces_in:
+    for piece in pieces:
         chunk += piece
         if len(chunk) >= _WRITE_BYTES:
             yield chunk
@@ -180,13 +180,13 @@ def _join_chunks(pieces_in: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _files_in_manifest(folder: Path) -> list[str]:
-    """The files that the manifest of a folder names, if there is one."""
+    """Return the files named by the manifest of a folder, if there is one."""
     file = folder / "state.json"
     return list(json.loads(file.read_text(encoding="utf-8"))["files"]) if file.exists() else []
 
 
 def _remove_unlisted(folder: Path, listed: Iterable[str]) -> None:
-    """Remove what the manifest does not name: files of an older save, or of one that failed."""
+    """Remove files that the manifest does not name: of an older save, or of one that failed."""
     listed_files = {"state.json", *listed}
     for entry in (entry for pattern in _FILES for entry in folder.glob(pattern)):
         if entry.name not in listed_files:
@@ -196,9 +196,9 @@ def _remove_unlisted(folder: Path, listed: Iterable[str]) -> None:
 def load(
     folder: Path, plan: Plan, party_states: Store
 ) -> tuple[State, CompressedList[dict[str, Any]], CompressedList[Rejection]]:
-    """The state, the history and the refusals of a saved run; the memories go into the store when all is checked.
+    """Return the state, history and rejections of a saved run; after all checks, fill the store of party states.
 
-    It may be of a time when some of the parties had not come yet.
+    The run may be older than some of the parties.
     """
     try:
         manifest = json.loads((folder / "state.json").read_text(encoding="utf-8"))
@@ -228,7 +228,7 @@ def load(
 
 
 def _read_tensors(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tuple[State, PartyStore]:
-    """Every file that the manifest names, checked against the model."""
+    """Read every file of the manifest and check it against the model."""
     stores = {"personal": PartyStore(plan.memory_budget), "party_state": PartyStore(plan.memory_budget)}
     server_state: dict[str, dict[str, Tensor]] = {}
     models: dict[str, Tensor] = {}
@@ -257,7 +257,7 @@ def _read_tensors(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tupl
         raise StateError(f"{folder} is damaged: its models are not rows of {width} finite {dtype} numbers.")
     initial = (
         plan.net.initial_row if torch.equal(models["initial"], plan.net.initial_row) else models["initial"]
-    )  # not held twice
+    )  # not kept twice
     numbers = (manifest["round"], models["global_model"], initial, manifest["execution_mode"])
     local_scores = {
         name: LocalScores(at, float(a), float(b)) for name, (at, a, b) in manifest.get("local_scores", {}).items()
@@ -268,7 +268,7 @@ def _read_tensors(folder: Path, plan: Plan, manifest: Mapping[str, Any]) -> tupl
 
 
 def _identity(plan: Plan) -> dict[str, Any]:
-    """What must be equal for a run to go on as if it had never stopped, the parties' data included."""
+    """Return what must be equal to resume a run exactly, the fingerprints of the parties' data included."""
     sample_counts = json.dumps(plan.population.samples).encode()
     validation = plan.population.validation
     return {
@@ -299,12 +299,12 @@ def _check_identity(folder: Path, saved: Mapping[str, Any], expected: Mapping[st
 
 
 def _restore_nan(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """What `plain` left out is nan again."""
+    """Replace None by nan: JSON has no nan."""
     return {key: math.nan if value is None else value for key, value in numbers.items()}
 
 
 def _pad_history_entry(entry: dict[str, Any], count: int) -> dict[str, Any]:
-    """The record of a round, where it has something of each party, for those who have come since, too."""
+    """Extend a round's record to parties that joined later."""
     if "presence" in entry:
         entry["presence"] = entry["presence"].ljust(count, NEVER_SEEN)
     if "global_model_scores" in entry:
@@ -323,7 +323,7 @@ def _split_into_files(store: Store) -> Iterator[dict[str, Tensor]]:
             part[f"{party}{_SEPARATOR}{name}"] = tensor
             size += tensor.numel() * tensor.element_size()
         if size > _MAX_FILE_BYTES:
-            yield unshare_storage(part)  # logs of several parties may lie in one array
+            yield unshare_storage(part)  # logs of several parties may share one array
             part = {}
             size = 0
     if part:

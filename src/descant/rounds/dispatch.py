@@ -1,4 +1,4 @@
-"""What a round asks of its parties, and what it hears: tasks out, reports in, each past the gate."""
+"""Send the tasks of a round and collect the replies, each validated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .state import State
 from .validation import Rejection, UpdateValidator
 
 ARRIVAL_TIME = "clock"
-"""The metric by which an engine with a clock says when a report came, in its own seconds."""
+"""The metric with the arrival time of a reply, in seconds of the engine's clock."""
 
 
 def make_tasks(
@@ -30,9 +30,9 @@ def make_tasks(
     index: int,
     party_settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterator[Task]:
-    """One task a party: the centre, its own model where it has one, and the numbers of the round.
+    """Yield one task a party: the global model, the personal model if there is one, and the round's settings.
 
-    ``more`` are settings by party.
+    ``party_settings`` are further settings by party.
     """
     common: dict[str, Any] = {
         "seed": plan.seed,
@@ -57,9 +57,9 @@ def make_tasks(
 
 
 def personal_row(plan: Plan, state: State, party: str, index: int, training: bool) -> Tensor:
-    """w_k in a round. A party that never trained begins as the algorithm's `newcomer` says, and is judged by w̃.
+    """Return w_k in a round; a party that never trained starts by `newcomer_model` and is evaluated with w̃ (ERRATA 15).
 
-    (ERRATA 15.) One that is to begin anew does so at w̃.
+    A party marked for a reset has w̃.
     """
     if rollback.needs_reset(plan, state, party, index):
         return state.global_model
@@ -70,54 +70,53 @@ def personal_row(plan: Plan, state: State, party: str, index: int, training: boo
 
 
 def never_enough() -> bool:
-    """Not before all have answered."""
+    """Wait for all replies."""
     return False
 
 
 def iterate_replies(
     engine: Engine, tasks: Sequence[Task], has_enough: Callable[[], bool] = never_enough
 ) -> Iterator[Reply]:
-    """What comes while answers to these tasks are owed; a party that misses its deadline is reported lost.
+    """Yield replies until every task is answered; a party that misses its deadline is reported lost.
 
-    It ends before all is answered when it is told that there is enough: then others are still at work. Stand-ins are
-    waited for.
+    It ends earlier once ``has_enough`` is true: other parties then continue their tasks. Coreset proxies are awaited.
     """
     engine.submit(tasks)
     outstanding = {(task.party, task.round, task.kind): task for task in tasks}
     started = time.monotonic()
     while outstanding and not (has_enough() and all(kind == "train" for _, _, kind in outstanding)):
         remaining = started + max(task.deadline for task in outstanding.values()) - time.monotonic()
-        reports = engine.collect(remaining) if remaining > 0 else []
-        if not reports:
+        replies = engine.collect(remaining) if remaining > 0 else []
+        if not replies:
             for task in outstanding.values():
-                yield Reply(task.party, task.round, task.kind, status="lost", reason="no answer before the deadline")
+                yield Reply(task.party, task.round, task.kind, status="lost", reason="no reply before the deadline")
             return
-        for found in reports:
-            report = found if isinstance(found, Reply) else _invalid_reply(found)
-            if isinstance(report.party, str) and isinstance(report.round, int) and isinstance(report.kind, str):
-                outstanding.pop((report.party, report.round, report.kind), None)
-            yield report
+        for received in replies:
+            reply = received if isinstance(received, Reply) else _invalid_reply(received)
+            if isinstance(reply.party, str) and isinstance(reply.round, int) and isinstance(reply.kind, str):
+                outstanding.pop((reply.party, reply.round, reply.kind), None)
+            yield reply
 
 
 def _invalid_reply(received: object) -> Reply:
-    reason = f"the engine handed over {type(received).__name__} in place of a report"
+    reason = f"the engine returned {type(received).__name__} instead of a reply"
     return Reply("", -1, "train", status="error", reason=reason)
 
 
 @dataclass(frozen=True)
 class CollectedReplies:
-    """What came of the tasks of a round."""
+    """The replies to the tasks of a round."""
 
     accepted: list[Reply]  # in the order of the tasks
     rejections: list[Rejection]
-    pending: list[Task]  # those whose answer did not come, because others were a quorum
-    clock: float  # when the last report came, if the engine has a clock
+    pending: list[Task]  # tasks without a reply when the quorum was reached
+    clock: float  # arrival of the last reply, if the engine has a clock
 
 
 def collect_replies(
     engine: Engine, validator: UpdateValidator, tasks: Sequence[Task], index: int, quorum: int | None
 ) -> CollectedReplies:
-    """Hand out tasks, and take in what passes the gate."""
+    """Send tasks and collect the replies that pass validation."""
     validator.expect(tasks, index)
     accepted: dict[str, Reply] = {}
     rejections = list[Rejection]()
@@ -125,23 +124,24 @@ def collect_replies(
     clock = 0.0
 
     def enough() -> bool:
-        return quorum is not None and sum(report.kind == "train" for report in accepted.values()) >= quorum
+        return quorum is not None and sum(reply.kind == "train" for reply in accepted.values()) >= quorum
 
-    for report in iterate_replies(engine, tasks, enough):
-        rejection = validator.validate(report, index)
-        clock = max(clock, _arrival_time(report))
+    for reply in iterate_replies(engine, tasks, enough):
+        rejection = validator.validate(reply, index)
+        clock = max(clock, _arrival_time(reply))
         if rejection is not None:
             rejections.append(rejection)
             finished.add((rejection.party, rejection.round))
             continue
-        finished.add((report.party, report.round))
-        if report.party not in accepted or accepted[report.party].round < report.round:
-            accepted[report.party] = report  # of a late answer and one in time, the newer counts
+        finished.add((reply.party, reply.round))
+        if reply.party not in accepted or accepted[reply.party].round < reply.round:
+            accepted[reply.party] = reply  # of a late reply and one in time, the newer counts
     order = {task.party: i for i, task in enumerate(tasks)}
-    found = sorted(accepted.values(), key=lambda r: (order.get(r.party, len(order)), r.party))
-    return CollectedReplies(found, rejections, [t for t in tasks if (t.party, t.round) not in finished], clock=clock)
+    in_order = sorted(accepted.values(), key=lambda r: (order.get(r.party, len(order)), r.party))
+    pending = [task for task in tasks if (task.party, task.round) not in finished]
+    return CollectedReplies(in_order, rejections, pending, clock=clock)
 
 
-def _arrival_time(report: Reply) -> float:
-    arrival = report.metrics.get(ARRIVAL_TIME, 0.0) if isinstance(report.metrics, Mapping) else 0.0
+def _arrival_time(reply: Reply) -> float:
+    arrival = reply.metrics.get(ARRIVAL_TIME, 0.0) if isinstance(reply.metrics, Mapping) else 0.0
     return arrival if isinstance(arrival, float) and math.isfinite(arrival) else 0.0

@@ -66,17 +66,17 @@ def public_feedback(plan: Plan, feedback: Metrics) -> Metrics:
     return budget.public_feedback(plan, feedback)
 
 
-def key_exchange(plan: Plan, engine: Engine, present: Mapping[str, Hyper], index: int) -> KeyExchange | None:
-    """Exchange the keys of a round of secure aggregation; None where sums are not hidden."""
+def key_exchange(plan: Plan, engine: Engine, participants: Mapping[str, Hyper], index: int) -> KeyExchange | None:
+    """Exchange the keys of a round of secure aggregation; None without it."""
     if plan.algorithm.secure_aggregation is None:
         return None
     from ..privacy.secure_aggregation.secure_sum import exchange_keys
 
-    return exchange_keys(plan, engine, present, index=index)
+    return exchange_keys(plan, engine, participants, index=index)
 
 
 def proxies(plan: Plan, state: State) -> DepositedCoresets | None:
-    """Return the coresets that parties have deposited; None where nothing stands in for absent parties."""
+    """Return the coresets that parties have deposited; None without coreset proxies."""
     if plan.algorithm.coreset_proxy is None:
         return None
     from ..coresets.proxy_rounds import DepositedCoresets
@@ -84,8 +84,8 @@ def proxies(plan: Plan, state: State) -> DepositedCoresets | None:
     return DepositedCoresets.from_state(plan, state)
 
 
-def most_sealed(plan: Plan) -> int:
-    """Return the most bytes that an encrypted coreset may have; 0 where none is asked for."""
+def max_encrypted_bytes(plan: Plan) -> int:
+    """Return the largest size of an encrypted coreset in bytes; 0 where none is requested."""
     if plan.algorithm.coreset_proxy is None or plan.vault is None:
         return 0
     from ..coresets import proxy_training

@@ -1,6 +1,6 @@
-"""A run is an iterator of rounds: recording is the loop's body, stopping is `break`, resuming is starting from a state.
+"""A run is an iterator of rounds: record in the loop's body, stop by `break`, resume from a state.
 
-for round in run(plan, engine, begin(plan), rounds=50):
+for round in run(plan, engine, initial_state(plan), rounds=50):
     print(round.index, round.accepted, round.gap)
 """
 
@@ -43,12 +43,12 @@ __all__ = ["Round", "State", "initial_state", "check_without_data", "possible_ex
 
 
 def initial_state(plan: Plan) -> State:
-    """The state before the first round; a model, a loss or a setting that cannot work is an error here."""
+    """Return the state before the first round; raise for a model, loss or setting that cannot work."""
     return _initial_state(plan, with_data=True)
 
 
 def check_without_data(plan: Plan) -> None:
-    """Raise for what cannot work whatever rows the parties will have: nobody has seen any yet."""
+    """Raise for errors that do not depend on the parties' data, which is not known yet."""
     _initial_state(plan, with_data=False)
 
 
@@ -60,8 +60,8 @@ def _initial_state(plan: Plan, with_data: bool) -> State:
     if plan.memory_budget < 0:
         raise SettingError(f"The budget for party state must be >= 0 bytes. Got {plan.memory_budget}.")
     execution_mode = ""
-    with nullcontext() if with_data else suppress(ModelError):  # which may only not fit rows that are not there
-        execution_mode = next(way for way, reason in possible_execution_modes(plan).items() if not reason)
+    with nullcontext() if with_data else suppress(ModelError):  # the model may not fit the placeholder rows
+        execution_mode = next(mode for mode, reason in possible_execution_modes(plan).items() if not reason)
     if with_data:
         check_labels(plan)
     row = plan.net.initial_row
@@ -77,7 +77,7 @@ def _initial_state(plan: Plan, with_data: bool) -> State:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def possible_execution_modes(plan: Plan) -> dict[str, str]:
-    """The solver's ways to compute a stack of as many parties as the first round has; a bad model is an error here."""
+    """Return the solver's execution modes for a stack of the first round's size; raise for a bad model."""
     sizes = plan.population.samples
     participants = _select_participants(plan, plan.population.names, plan.solver.hyper, index=1)
     with MODULE_LOCK:
@@ -86,19 +86,19 @@ def possible_execution_modes(plan: Plan) -> dict[str, str]:
 
 
 def _dry_run(plan: Plan, row: Tensor, hyper: Hyper, with_coresets: bool) -> None:
-    """Every answer once, on two copies of the first model: what does not fit the model is found before the work."""
+    """Call every function of the algorithm on two copies of the initial model, to find mismatches early."""
     algorithm = plan.algorithm
     size = plan.net.layout.trainable_width
     names = [term.name for term in plan.terms]
     if len(set(names)) < len(names):
-        raise SettingError(f"The terms of {algorithm.name} must have names of their own. Got {names}.")
+        raise SettingError(f"The terms of {algorithm.name} must have different names. Got {names}.")
     if set(plan.private_layers) >= set(plan.net.layout.parameter_names):
         raise SettingError(f"All layers of the model are private in {algorithm.name}: nothing is left to share.")
     if algorithm.aggregate_over == "all" and algorithm.personalize is None:
-        raise SettingError(f"{algorithm.name} aggregates over all, but its parties keep no models of their own.")
+        raise SettingError(f"{algorithm.name} aggregates over all, but its parties have no personal models.")
     if algorithm.loss_samples and not plan.samples:
         raise SettingError(
-            f"{algorithm.name} lets parties measure the loss on samples of theirs, and agents and desks have none."
+            f"{algorithm.name} measures the loss on own samples of the parties, and agents and desks have none."
         )
     rows = spill_buffer((2, len(row)), row.dtype, plan.memory_budget).copy_(row)
     try:
@@ -123,9 +123,9 @@ def _dry_run(plan: Plan, row: Tensor, hyper: Hyper, with_coresets: bool) -> None
 def run(
     plan: Plan, engine: Engine, state: State, rounds: int, evaluate_local_in: Collection[int] = ()
 ) -> Iterator[Round]:
-    """The rounds that follow a state, one at a time; in those of ``judge`` parties judge their own local work.
+    """Yield the rounds after a state; in rounds of ``evaluate_local_in`` parties also score their local training.
 
-    Before a round for which a privacy budget does not do they end, with a warning.
+    The run ends with a warning before a round that would exceed the privacy budget.
     """
     algorithm = plan.algorithm
     is_masked = plan.algorithm.secure_aggregation is not None
@@ -134,12 +134,12 @@ def run(
         known_parties=plan.population,
         private_layers=plan.private_layers,
         max_staleness=algorithm.max_staleness,
-        max_coreset_bytes=extensions.most_sealed(plan),
+        max_coreset_bytes=extensions.max_encrypted_bytes(plan),
         is_masked=is_masked,
     )
     for index in range(state.round + 1, state.round + rounds + 1):
         started = time.perf_counter()
-        engine.party_states.rollback(state.round)  # of a round that was broken off
+        engine.party_states.rollback(state.round)  # of an interrupted round
         state.personal_models.rollback(state.round)
         try:
             result = _run_round(
@@ -157,7 +157,7 @@ def run(
 def _run_round(
     plan: Plan, engine: Engine, validator: UpdateValidator, state: State, index: int, evaluate_local: bool
 ) -> Round:
-    """tune -> attend -> tasks -> reports -> outcome; what parties keep of it is staged."""
+    """Run one round: tune, participation, tasks, replies, aggregation; the parties' new states are staged."""
     algorithm = plan.algorithm
     d = plan.net.layout.trainable_width
     tune_result, state = _tune(plan, state, index)
@@ -165,7 +165,7 @@ def _run_round(
     proxies = extensions.proxies(plan, state)
     busy_parties = pending_tasks.busy_parties
     idle_parties = engine.available_parties(starting_round=True)
-    if busy_parties:  # else nothing goes through all parties
+    if busy_parties:  # skipped otherwise: it is linear in the number of parties
         idle_parties = [name for name in idle_parties if name not in busy_parties]
     participants = _select_participants(plan, idle_parties, tune_result.hyper, index=index)
     privacy_spent = extensions.privacy_spent(plan, state, participants.values())
@@ -190,14 +190,14 @@ def _run_round(
         tasks = key_exchange.add_cohort(tasks)
     if proxies is not None:
         tasks += proxies.proxy_tasks(plan, state, tune_result.hyper, reachable, index)
-    tasks.sort(key=lambda task: plan.party_indices[task.party])  # sums do not depend on who is stood in for
+    tasks.sort(key=lambda task: plan.party_indices[task.party])  # so sums do not depend on which parties have proxies
     validator.update_base = state.global_model if algorithm.reply_content == "update" else None
     replies = collect_replies(engine, validator, tasks, index=index, quorum=algorithm.quorum)
     accepted = _add_staleness(plan, replies.accepted, index)
-    trained = [report for report in accepted if report.kind == "train"]
+    trained = [reply for reply in accepted if reply.kind == "train"]
     outcome = aggregate_replies(plan, state, tune_result.hyper, replies=accepted, asked_parties=participants)
     counted = [] if outcome.note else trained
-    proxied = () if outcome.note else tuple(report.party for report in accepted if report.kind == "proxy")
+    proxied = () if outcome.note else tuple(reply.party for reply in accepted if reply.kind == "proxy")
     rejections = (*(key_exchange.rejections if key_exchange else ()), *replies.rejections)
     if proxies is not None:
         proxies, deposit_rejections = proxies.after_round(plan, counted, reachable, faults)
@@ -206,7 +206,7 @@ def _run_round(
         algorithm, [task.arrays["personal"] for task in tasks if "personal" in task.arrays], state.global_model, d=d
     )
     pending_tasks = pending_tasks.after_round(state, replies)
-    trained_parties = tuple(report.party for report in counted)
+    trained_parties = tuple(reply.party for reply in counted)
     local_scores = local_scores_of(counted, index) if evaluate_local else {}
     after = replace(
         state,
@@ -236,12 +236,12 @@ def _run_round(
     presence = presence_letters(plan, after, trained_parties, proxied=proxied)
     numbers = (outcome.gap, float(change), 0.0, note, float(norm))
     details = (*numbers, diagnostics, tuple(local_scores), tuning, tune_result.note, proxied, presence)
-    metrics_by_party = {report.party: report.metrics for report in accepted}
+    metrics_by_party = {reply.party: reply.metrics for reply in accepted}
     return Round(index, after, participants, trained_parties, rejections, *details, metrics_by_party)
 
 
 def _select_participants(plan: Plan, names: Sequence[str], hyper: Hyper, index: int) -> dict[str, Hyper]:
-    """Who takes part, of those who can be reached and are idle."""
+    """Return the participants among the reachable, idle parties."""
     rng = seeds.stream(plan.seed, index, seeds.ALL_PARTIES, "attend")
     return plan.algorithm.participation(
         ParticipationContext(index, names, hyper, rng=rng, seed=plan.seed, all_parties=plan.population)
@@ -257,7 +257,7 @@ def _train_tasks(
     pending_tasks: PendingTasks,
     coreset_requests: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[Task]:
-    """Tasks for those who take part, and once more what others are still at work on, as they were asked."""
+    """Yield the tasks of the participants, and the pending tasks again, unchanged."""
     hypers_by_round = {index: participants}
     for one in pending_tasks.tasks:
         hypers_by_round[one.round] = {**hypers_by_round.get(one.round, {}), one.party: one.hyper}
@@ -273,7 +273,7 @@ def _train_tasks(
 
 
 def _add_staleness(plan: Plan, accepted: Sequence[Reply], index: int) -> list[Reply]:
-    """Reports with how late each of them is, where they may be late."""
+    """Add the staleness of each reply to its metrics, where replies may be late."""
     if plan.algorithm.quorum is None and plan.algorithm.staleness_discount is None and not plan.algorithm.max_staleness:
         return list(accepted)
     return [replace(r, metrics={**r.metrics, STALENESS: float(index - r.round)}) for r in accepted]
@@ -289,9 +289,9 @@ def _next_server_state(
     proxies: DepositedCoresets | None,
     privacy_spent: extensions.PrivacyCost,
 ) -> dict[str, NamedTensors]:
-    """What the server remembers after a round, by the answer that it belongs to."""
+    """Return the server state after a round, by component."""
     rounds_trained = state.rounds_trained(plan).clone()
-    rounds_trained.numpy()[[plan.party_indices[report.party] for report in counted]] += 1
+    rounds_trained.numpy()[[plan.party_indices[reply.party] for reply in counted]] += 1
     server_state: dict[str, NamedTensors] = {
         "tune": tune_result.tuner_state,
         "server_update": outcome.server_update_state,
@@ -328,17 +328,17 @@ def _feedback(
     pending_tasks: PendingTasks,
     outcome: AggregationOutcome,
 ) -> dict[str, float]:
-    """What the tuner will know of a round."""
-    trained = mean_metrics([report for report in accepted if report.kind == "train"])
+    """Return the tuner's feedback on a round."""
+    trained = mean_metrics([reply for reply in accepted if reply.kind == "train"])
     clock = {ARRIVAL_TIME: pending_tasks.clock} if pending_tasks.clock > 0 else {}
     usable = usable_share(accepted, rejections, outcome.note)
     return {**trained, **usable, **clock, **_validation_loss(plan, state, outcome.global_model)}
 
 
 def _tune(plan: Plan, state: State, index: int) -> tuple[TuneResult, State]:
-    """What the tuner says before a round, and the state to go on from: it may go back to another centre.
+    """Return the tuner's result before a round and the state to continue from, which may be a rollback.
 
-    What the server remembers of its moves is then forgotten: they led away from there. So did what parties keep.
+    After a rollback the server-update state is discarded and the parties are marked for a reset.
     """
     rng = seeds.stream(plan.seed, index, seeds.ALL_PARTIES, "tune")
     tuner_state = state.server_state.get("tune", {})
@@ -350,13 +350,13 @@ def _tune(plan: Plan, state: State, index: int) -> tuple[TuneResult, State]:
     )
     if result.global_model is None:
         return result, state
-    server_state = {answer: memory for answer, memory in state.server_state.items() if answer != "server_update"}
+    server_state = {part: tensors for part, tensors in state.server_state.items() if part != "server_update"}
     server_state[rollback.RESETS_KEY] = rollback.mark_for_reset(plan, state, index)
     return result, replace(state, global_model=result.global_model, server_state=server_state, feedback={})
 
 
 def _validation_loss(plan: Plan, before: State, global_model: Tensor) -> dict[str, float]:
-    """The loss of the new centre on the server's own set, where there is one; a centre that stayed keeps its loss."""
+    """Return the loss of the new global model on the server's validation set; an unchanged model keeps its loss."""
     if plan.population.validation is None:
         return {}
     known = before.feedback.get(VALIDATION_LOSS)

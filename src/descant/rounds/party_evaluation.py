@@ -1,4 +1,4 @@
-"""The party's side of judging: its models as it uses them, and what they reach on what it keeps for that."""
+"""The party's side of evaluation: its models as it uses them, and their scores on its test data."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from .party_side import TaskResult
     from .plan import Plan
 
-LOCAL_SCORE_NAMES = (
-    "before",
-    "after",
-)  # a party's test score before and after its local work, where a task asks to judge it
+LOCAL_SCORE_NAMES = ("before", "after")
+"""Metrics: a party's test score before and after its local training, where a task asks for it."""
 
 
 def with_private_layers(plan: Plan, row: Tensor, party_state: NamedTensors) -> Tensor:
-    """A row that came from outside, with the party's private layers put in."""
+    """Return a received row with the party's private layers."""
     held_layers = [name for name in plan.private_layers if f"layer.{name}" in party_state]
     if not held_layers:
         return row
@@ -38,12 +36,12 @@ def with_private_layers(plan: Plan, row: Tensor, party_state: NamedTensors) -> T
 
 
 def personal_model_of(plan: Plan, row: Tensor, party_state: NamedTensors) -> Tensor:
-    """The party's own model, where a term holds it."""
+    """Return the personal model of a row, if a term has one."""
     return row if plan.algorithm.personal_model is None else plan.algorithm.personal_model(row, party_state)
 
 
 def personal_model(plan: Plan, task: Task, party_state: NamedTensors) -> Tensor:
-    """The party's own model, whole."""
+    """Return the party's complete personal model."""
     return personal_model_of(
         plan,
         with_private_layers(plan, task.arrays.get("personal", task.arrays["global_model"]), party_state),
@@ -52,14 +50,14 @@ def personal_model(plan: Plan, task: Task, party_state: NamedTensors) -> Tensor:
 
 
 def models_in_use(plan: Plan, task: Task, party_state: NamedTensors) -> tuple[Tensor, Tensor]:
-    """The common model and the party's own, as the party uses them: with its private layers in both."""
+    """Return the global and the personal model as the party uses them: both with its private layers."""
     return with_private_layers(plan, task.arrays["global_model"], party_state), personal_model(plan, task, party_state)
 
 
 def evaluate(plan: Plan, tasks: Sequence[Task], party_states: Sequence[NamedTensors]) -> list[TaskResult]:
-    """What the common model and a party's own reach on its test set, and what is reached without learning."""
-    models = (models_in_use(plan, task, memory) for task, memory in zip(tasks, party_states, strict=True))
-    rows = [(center,) if own is center else (center, own) for center, own in models]
+    """Evaluate the global model, the personal model and the trivial baseline on each party's test set."""
+    models = (models_in_use(plan, task, state) for task, state in zip(tasks, party_states, strict=True))
+    rows = [(shared,) if personal is shared else (shared, personal) for shared, personal in models]
     answers: list[TaskResult] = []
     results = _evaluate_models(plan, [task.party for task in tasks], rows, trivial=True) if tasks else ()
     for task, one in zip(tasks, results, strict=True):
@@ -73,10 +71,10 @@ def evaluate(plan: Plan, tasks: Sequence[Task], party_states: Sequence[NamedTens
 
 
 def score_local_training(plan: Plan, names: Sequence[str], models: Sequence[Sequence[Tensor]]) -> dict[str, Metrics]:
-    """The parties' test scores with what each had before its local work, and with what it has after it."""
+    """Return the parties' test scores before and after local training."""
     try:
         results = _evaluate_models(plan, names, models)
-    except Exception:  # what fails says so when the party is evaluated; here it must not cost it its round
+    except Exception:  # a failure is reported when the party is evaluated; here it must not cost the round
         one_by_one = [
             score_local_training(plan, [name], [rows])
             for name, rows in zip(names, models, strict=True)
@@ -96,13 +94,13 @@ def _evaluate_models(
 
 
 def received_model_loss(plan: Plan, row: Tensor, party: Party) -> float:
-    """The loss of the model that came from the centre, on evenly spaced samples of the party's own."""
+    """Return the loss of the received model on evenly spaced samples of the party."""
     sample_rows = torch.arange(0, party.samples, -(-party.samples // plan.algorithm.loss_samples))
     return loss_on(plan, row, party.x[sample_rows], y=party.y[sample_rows])
 
 
 def loss_on(plan: Plan, row: Tensor, x: Tensor, y: Tensor) -> float:
-    """The mean loss of a model on some samples, as it is used and not as it is trained."""
+    """Return the mean loss of a model on some samples in evaluation mode."""
     with MODULE_LOCK, torch.inference_mode(False):
         plan.net.module.eval()
         return mean_metric(plan.net, row, x, y=y, metric=plan.loss)

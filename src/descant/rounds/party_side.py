@@ -1,7 +1,7 @@
-"""The party's side of the boundary: what a stack of parties does with its tasks.
+"""The party's side of a round: perform the tasks of a stack of parties.
 
-A piece is a pure function of tasks and memories. Engines differ only in how they cut the tasks of a round into pieces
-and where they run them; a piece that was lost can be run again and gives the same answers.
+A batch is a pure function of tasks and party states. Engines differ only in how they split the tasks of a round into
+batches and where they run them; a lost batch can run again and gives the same replies.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .party_evaluation import (
 from .plan import RECEIVED_MODEL_LOSS, RESET, Plan
 from .validation import is_finite
 
-TaskResult = tuple[Reply, NamedTensors | None]  # the memory is None where it does not change
+TaskResult = tuple[Reply, NamedTensors | None]  # the party state; None where it does not change
 
 
 def perform_tasks(plan: Plan, tasks: Sequence[Task], party_states: Sequence[NamedTensors]) -> list[TaskResult]:
-    """Answer every task; a party that fails is reported as such, and the others are not harmed.
+    """Perform every task; a party that fails is reported as such, and the others are unaffected.
 
-    A "personal" task shows a party's whole model, private layers included: it is for those who simulate their parties.
+    A "personal" task returns a party's complete model, private layers included: it is for simulations.
     """
     try:
         with MODULE_LOCK, torch.inference_mode(False), torch.enable_grad():
@@ -42,9 +42,9 @@ def perform_tasks(plan: Plan, tasks: Sequence[Task], party_states: Sequence[Name
     except Exception as error:
         if len(tasks) == 1:
             task = tasks[0]
-            reason = f"{type(error).__name__}: {error}"  # a silo sends what is before the colon
+            reason = f"{type(error).__name__}: {error}"  # a silo sends only the part before the colon
             return [(Reply(task.party, task.round, task.kind, status="error", reason=reason), None)]
-        one_by_one = (perform_tasks(plan, [task], [memory]) for task, memory in zip(tasks, party_states, strict=True))
+        one_by_one = (perform_tasks(plan, [task], [state]) for task, state in zip(tasks, party_states, strict=True))
         return [answer for answers in one_by_one for answer in answers]
 
 
@@ -54,7 +54,7 @@ def _dispatch_by_kind(plan: Plan, tasks: Sequence[Task], party_states: Sequence[
             raise ModelError(f"Party {task.party!r} has another model than the federation: {plan.net.layout.names}.")
     party_states = [hidden_state(m) if t.settings.get(RESET) else m for t, m in zip(tasks, party_states, strict=True)]
     trainees, answers = _trainees(plan, tasks, party_states)
-    for round in {tasks[i].round for i in trainees}:  # draws and schedules go by the round: a stack has only one
+    for round in {tasks[i].round for i in trainees}:  # draws and schedules depend on the round: a stack has one
         rows_of_round = [i for i in trainees if tasks[i].round == round]
         trained = _train(
             plan,
@@ -80,7 +80,7 @@ def _dispatch_by_kind(plan: Plan, tasks: Sequence[Task], party_states: Sequence[
 def _trainees(
     plan: Plan, tasks: Sequence[Task], party_states: Sequence[NamedTensors]
 ) -> tuple[dict[int, Party], dict[int, TaskResult]]:
-    """Who learns by which task, and why nobody can stand in for some."""
+    """Return the trainee of each task, and error replies for proxies that cannot be built."""
     trainees: dict[int, Party] = {}
     failed: dict[int, TaskResult] = {}
     for i, task in enumerate(tasks):
@@ -97,7 +97,7 @@ def _trainees(
 
 
 def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
-    """``[K, width]``; one row that all parties share is not copied."""
+    """Stack rows to ``[K, width]``; a row that all parties share is not copied."""
     shared = all(row is rows[0] for row in rows)
     return rows[0].expand(len(rows), -1) if shared else torch.stack(list(rows))
 
@@ -105,7 +105,7 @@ def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
 def _train(
     plan: Plan, tasks: Sequence[Task], party_states: Sequence[NamedTensors], parties: Sequence[Party]
 ) -> list[TaskResult]:
-    states_before = party_states  # a stand-in has none, and what a party has left is no business of its solver
+    states_before = party_states  # a proxy has none; solvers do not see deposited coresets
     party_states = [{} if t.kind == "proxy" else solver_state(m) for t, m in zip(tasks, states_before, strict=True)]
     global_models = _stack_rows(
         [with_private_layers(plan, t.arrays["global_model"], m) for t, m in zip(tasks, party_states, strict=True)]
@@ -144,17 +144,23 @@ def _train(
         freeze=None if isinstance(algorithm.freeze, Unbound) else algorithm.freeze,  # a plan's algorithm is bound
     )
     answers = _make_replies(plan, tasks, job, train_result=plan.solver.train(job))
-    return list(_protected(plan, tasks, states_before, center=global_models, answers=answers))
+    return list(_protect_replies(plan, tasks, states_before, global_models=global_models, answers=answers))
 
 
-def _protected(
-    plan: Plan, tasks: Sequence[Task], before: Sequence[NamedTensors], center: Tensor, answers: Iterator[TaskResult]
+def _protect_replies(
+    plan: Plan,
+    tasks: Sequence[Task],
+    before: Sequence[NamedTensors],
+    global_models: Tensor,
+    answers: Iterator[TaskResult],
 ) -> Iterator[TaskResult]:
     """Apply local privacy, then masks, then coreset encryption: the order is a security property."""
     if plan.algorithm.privacy is not None:
         from ..privacy import local_dp
 
-        answers = (local_dp.privatize_reply(plan, *one) for one in zip(tasks, before, center, answers, strict=True))
+        answers = (
+            local_dp.privatize_reply(plan, *one) for one in zip(tasks, before, global_models, answers, strict=True)
+        )
     if plan.algorithm.secure_aggregation is not None:
         from ..privacy.secure_aggregation import party_masking
 
@@ -162,16 +168,17 @@ def _protected(
     if plan.algorithm.coreset_proxy is not None or any(map(hidden_state, before)):
         from ..coresets import proxy_training
 
-        answers = (proxy_training.finish_reply(plan, *one) for one in zip(tasks, before, center, answers, strict=True))
+        answers = (
+            proxy_training.finish_reply(plan, *one) for one in zip(tasks, before, global_models, answers, strict=True)
+        )
     return answers
 
 
 def _make_replies(plan: Plan, tasks: Sequence[Task], job: TrainJob, train_result: TrainResult) -> Iterator[TaskResult]:
     layout = plan.net.layout
     rows = train_result.models
-    reply_tensors = layout.split(
-        rows if plan.algorithm.reply_content == "model" else rows - job.received
-    )  # [K, ...] each
+    sent_rows = rows if plan.algorithm.reply_content == "model" else rows - job.received
+    reply_tensors = layout.split(sent_rows)  # [K, ...] each
     party_states = [_next_party_state(plan, rows[k], train_result.party_states[k]) for k in range(len(tasks))]
     scored_rows = [k for k, task in enumerate(tasks) if task.settings.get("evaluate_local")]
     models_before_after = [
@@ -181,23 +188,21 @@ def _make_replies(plan: Plan, tasks: Sequence[Task], job: TrainJob, train_result
     local_scores = (
         score_local_training(plan, [tasks[k].party for k in scored_rows], models_before_after) if scored_rows else {}
     )
-    for k, (task, memory) in enumerate(zip(tasks, party_states, strict=True)):
+    for k, (task, state) in enumerate(zip(tasks, party_states, strict=True)):
         arrays = {name: tensor[k] for name, tensor in reply_tensors.items() if name not in plan.private_layers}
         metrics = {**train_result.metrics[k], **local_scores.get(task.party, {})}
         if plan.algorithm.loss_samples:
             metrics[RECEIVED_MODEL_LOSS] = received_model_loss(plan, job.received[k], job.parties[k])
-        report = Reply(task.party, task.round, task.kind, arrays=arrays, metrics=metrics)
-        numbers = [tensor for name, tensor in memory.items() if not name.startswith(APPEND_ONLY)]
-        healthy = not memory or all(map(is_finite, (rows[k], *numbers)))
+        reply = Reply(task.party, task.round, task.kind, arrays=arrays, metrics=metrics)
+        numbers = [tensor for name, tensor in state.items() if not name.startswith(APPEND_ONLY)]
+        healthy = not state or all(map(is_finite, (rows[k], *numbers)))
+        # a party that diverged discards its new state, so that it can recover
         state_after_divergence: NamedTensors | None = {} if task.settings.get(RESET) else None
-        yield (
-            report,
-            memory if healthy else state_after_divergence,
-        )  # a party that diverged forgets it, so that it can come back
+        yield reply, state if healthy else state_after_divergence
 
 
 def _next_party_state(plan: Plan, row: Tensor, solver_state: NamedTensors) -> dict[str, Tensor]:
-    """What a party keeps: what its solver remembers, and of its model what nobody else sees."""
+    """Return the new party state: the solver's state and the private parts of the model."""
     ranges = {name: plan.net.layout.column_range(name) for name in plan.private_layers}
     kept = {**solver_state, **{f"layer.{name}": row[begin:end] for name, (begin, end) in ranges.items()}}
     if plan.algorithm.personal_model is not None:

@@ -1,7 +1,7 @@
-"""Work that parties still have when a round is over: what a run must know of it to go on, after a kill, too.
+"""Pending tasks of asynchronous methods, as a run saves them to resume after a kill.
 
-Only what was asked is kept (who, from which version of the centre, with which settings, since when), and those
-versions: asked again, a task has the same answer. So nothing of an answer that is on its way need be saved.
+Only the tasks are saved (party, version of the global model, settings, time of sending), and those versions: a task
+that is sent again has the same reply, so replies on their way need not be saved.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .plan import Plan
 from .state import State
 
 SENT_AT = "sent_at"
-"""The setting that says when a task was handed out, in the engine's own seconds."""
+"""The setting with the time at which a task was sent, in seconds of the engine's clock."""
 _GLOBAL_MODEL_PREFIX = "global_model."
 
 
 @dataclass(frozen=True)
 class PendingTask:
-    """A task that is not answered yet."""
+    """A task without a reply."""
 
     party: str
     round: int
@@ -35,7 +35,7 @@ class PendingTask:
 
 @dataclass(frozen=True)
 class PendingTasks:
-    """Every such task, the centres that they began with, and the engine's clock."""
+    """All pending tasks, the global models they started from, and the engine's clock."""
 
     clock: float = 0.0
     tasks: tuple[PendingTask, ...] = ()
@@ -43,7 +43,7 @@ class PendingTasks:
 
     @classmethod
     def from_state(cls, plan: Plan, state: State) -> PendingTasks:
-        """As a state has it."""
+        """Restore the pending tasks of a state."""
         saved = state.server_state.get("pending_tasks")
         if saved is None:
             return cls()
@@ -61,7 +61,7 @@ class PendingTasks:
         return cls(float(saved["clock"]), tuple(tasks), global_models)
 
     def to_tensors(self, plan: Plan) -> NamedTensors:
-        """As tensors, to be saved."""
+        """Return the pending tasks as tensors, to be saved."""
         numbers = {
             "party_index": torch.tensor([plan.party_indices[one.party] for one in self.tasks], dtype=torch.int64),
             "round": torch.tensor([one.round for one in self.tasks], dtype=torch.int64),
@@ -74,15 +74,15 @@ class PendingTasks:
 
     @property
     def busy_parties(self) -> set[str]:
-        """Who is still at work."""
+        """Return the parties with a pending task."""
         return {one.party for one in self.tasks}
 
     def state_at(self, state: State, round: int) -> State:
-        """The state as far as a task of that round saw it."""
+        """Return the state with the global model that a task of that round received."""
         return replace(state, global_model=self.global_models[round])
 
     def after_round(self, state: State, replies: CollectedReplies) -> PendingTasks:
-        """What is still asked when a round is over."""
+        """Return the tasks that are pending after a round."""
         unanswered: Sequence[Task] = [task for task in replies.pending if task.kind == "train"]
         tasks = tuple(
             PendingTask(

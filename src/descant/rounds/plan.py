@@ -1,4 +1,4 @@
-"""What a federation is made of: model, parties, algorithm, solver and their settings."""
+"""The plan of a federation: model, parties, algorithm, solver and their settings."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from ..storage.vault.coreset_rows import CoresetLimit
     from ..storage.vault.vault_location import VaultLocation
 
-RECEIVED_MODEL_LOSS = "received_loss"  # the metric that an algorithm's `measure` asks for
+RECEIVED_MODEL_LOSS = "received_loss"  # the metric that an algorithm's `loss_samples` requests
 
 
-VALIDATION_LOSS = "validation"  # the loss of the centre on the server's own set, where there is one
+VALIDATION_LOSS = "validation"  # the loss of the global model on the server's validation set, if there is one
 
 
-RESET = "reset"  # the setting by which a task tells a party to forget what it keeps for itself
+RESET = "reset"  # the setting of a task that resets the party's state
 
 
 ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module] | str
-"""A module, a class or a function that makes one, or the address of such a thing: "package.module:name"."""
+"""A module, a class or function that builds one, or its address: "package.module:name"."""
 
 
 PopulationSource: TypeAlias = Population | Callable[[], Population] | str
-"""Parties, a function that makes them, or its address."""
+"""Parties, a function that builds them, or its address."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a federation is made of; it does not change while it runs. The algorithm's patterns are bound to columns."""
+    """The parts of a federation, fixed during a run. The algorithm's name patterns are bound to columns."""
 
     net: Net
     population: Population
@@ -54,22 +54,16 @@ class Plan:
     metric: Metric
     seed: int
     memory_budget: int = DEFAULT_BUDGET  # bytes of party state in memory; the rest is on disk
-    origin: tuple[ModelSource, PopulationSource] | None = (
-        None  # what net and people were made of, for engines that make them elsewhere
-    )
-    vault: VaultLocation | None = None  # where parties' coresets are kept, sealed; None: they stay with the parties
-    coreset_limit: CoresetLimit | None = (
-        None  # how many of its rows a party lets go, at most; None: as many as it is asked for
-    )
+    origin: tuple[ModelSource, PopulationSource] | None = None  # sources, for engines that rebuild net and parties
+    vault: VaultLocation | None = None  # location of the encrypted coresets; None: they stay with the parties
+    coreset_limit: CoresetLimit | None = None  # limit of the rows that leave a party; None: no limit
     deadline: float = 600.0  # seconds that a party has for a task
-    vault_fingerprint: str = (
-        ""  # the fingerprint of the only vault that a party on a machine of its own seals for; "": any
-    )
-    secret: bytes = field(default=b"", repr=False)  # of a party on a machine of its own: what its keys are made of
+    vault_fingerprint: str = ""  # fingerprint of the only vault that a silo encrypts for; "": any
+    secret: bytes = field(default=b"", repr=False)  # of a silo: its keys are derived from it
 
     @classmethod
     def create(cls, model: ModelSource, data: PopulationSource, algorithm: Algorithm, seed: int, **rest: Any) -> Plan:
-        """A plan whose net and parties are made here, of what may be an address; the same on every machine."""
+        """Build the net and the parties from their sources, which is the same on every machine."""
         make = resolve(model) if isinstance(model, str) else model
         make_buffer = partial(spill_buffer, budget=rest.get("memory_budget", DEFAULT_BUDGET))
         net = Net.from_model(make, seeds.torch_seed(seed, 0, seeds.ALL_PARTIES, "model"), make_buffer)
@@ -78,17 +72,17 @@ class Plan:
 
     @cached_property
     def samples(self) -> int:
-        """How many samples all parties train on."""
+        """Return the number of training samples of all parties."""
         return sum(self.population.samples.values())
 
     @cached_property
     def party_indices(self) -> dict[str, int]:
-        """Where each party stands among all of them."""
+        """Return the index of each party."""
         return {name: index for index, name in enumerate(self.population)}
 
     @cached_property
     def classes(self) -> int | None:
-        """How many labels the model knows; None where targets are no labels."""
+        """Return the number of classes of the model; None where targets are not labels."""
         party = self.population[self.population.names[0]]
         row = self.net.copy_initial_row()
         size = self.net.layout.trainable_width
@@ -101,37 +95,38 @@ class Plan:
 
     @cached_property
     def terms(self) -> tuple[LossTerm, ...]:
-        """What a party adds to its loss. A term times 0 is none: the rest is then what it is without, bit for bit."""
+        """Return the loss terms; a term of strength 0 is left out, so results equal those without it bit for bit."""
         return tuple(term for term in self.algorithm.terms if isinstance(term, LossTerm) and term.strength != 0)
 
     @cached_property
     def private_layers(self) -> tuple[str, ...]:
-        """The tensors that never leave their party."""
+        """Return the tensors that never leave their party."""
         patterns = self.algorithm.private_layers
         if not isinstance(patterns, tuple) or not all(isinstance(pattern, str) for pattern in patterns):
             raise SettingError(
-                f"The 'private' of {self.algorithm.name} must be a tuple of name patterns. Got {patterns!r}."
+                f"The 'private_layers' of {self.algorithm.name} must be a tuple of name patterns. Got {patterns!r}."
             )
         return self.net.layout.matching_names(patterns)
 
 
 def check_labels(plan: Plan) -> None:
-    """Raise if a party has a label for which the model has no output, where the loss tells that targets are classes."""
+    """Raise if a party has a label without a model output, where the loss implies that targets are classes."""
     if not plan.samples or not is_cross_entropy(plan.loss) or getattr(plan.loss, "ignore_index", -1) >= 0:
         return
     classes = plan.classes
-    found = "" if classes is None else plan.population.find_invalid_label(classes)
-    if classes and found:
+    invalid = "" if classes is None else plan.population.find_invalid_label(classes)
+    if classes and invalid:
         known = f"the model has {classes} outputs: labels go from 0 to {classes - 1}"
-        raise PartyError(f"{found}, and {known}. Mend the labels, or give the model more outputs.")
+        raise PartyError(f"{invalid}, and {known}. Correct the labels, or give the model more outputs.")
 
 
 def make_population(data: PopulationSource) -> Population:
-    """The parties, made if need be."""
-    found = resolve(data) if isinstance(data, str) else data
-    population = found() if callable(found) else found
+    """Return the parties, built from their source if needed."""
+    source = resolve(data) if isinstance(data, str) else data
+    population = source() if callable(source) else source
     if not isinstance(population, Population):
         raise PartyError(
-            f"Give parties (or their maker) made by descant.parties, such as from_arrays(...). Got {type(population)}."
+            "Give parties (or a function that returns them) made by descant.parties, such as from_arrays(...). "
+            f"Got {type(population)}."
         )
     return population

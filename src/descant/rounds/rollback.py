@@ -1,8 +1,8 @@
-"""After a return to an earlier centre, parties begin anew from it.
+"""Resets of party states after a rollback to an earlier global model.
 
-What a party keeps for itself (its own model, private layers and columns, what its solver remembers) came of the same
-rounds as the centre that was given up, and would ruin the next one as well. It is told so by its next task, whenever
-that is; until a report to such a task counts, it is judged by the centre.
+A party's state (personal model, private layers and columns, solver state) came from the rounds that were rolled back
+and would harm the next ones. Its next task tells the party to reset; until a reply to such a task is accepted, the
+party is evaluated with the global model.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ RESETS_KEY = "reset"
 
 
 def mark_for_reset(plan: Plan, state: State, round: int) -> NamedTensors:
-    """Who has ever trained owes a new beginning from this round on; who owes one already owes it since then."""
+    """Mark every trained party for a reset from this round on; earlier marks stay."""
     since = _reset_rounds(plan, state)
     return {"since": torch.where((since == 0) & (state.rounds_trained(plan) > 0), round, since)}
 
 
 def needs_reset(plan: Plan, state: State, party: str, round: int) -> bool:
-    """Whether a task of that round tells the party to begin anew."""
+    """Return whether a task of that round resets the party."""
     return RESETS_KEY in state.server_state and 0 < int(_reset_rounds(plan, state)[plan.party_indices[party]]) <= round
 
 
 def remaining_resets(plan: Plan, state: State, counted: Sequence[Reply]) -> NamedTensors:
-    """Who owes it when these reports have counted; nothing if nobody does."""
+    """Return the marks that remain after these replies; empty if there are none."""
     if RESETS_KEY not in state.server_state:
         return {}
     since = _reset_rounds(plan, state).clone()
-    for report in counted:
-        if needs_reset(plan, state, report.party, round=report.round):
-            since[plan.party_indices[report.party]] = 0
+    for reply in counted:
+        if needs_reset(plan, state, reply.party, round=reply.round):
+            since[plan.party_indices[reply.party]] = 0
     return {"since": since} if since.any() else {}
 
 
 def _reset_rounds(plan: Plan, state: State) -> Tensor:
-    """The round from which each party owes it, 0 where it does not, ``[parties]``."""
+    """Return the round from which each party is marked, 0 where it is not, ``[parties]``."""
     held = state.server_state.get(RESETS_KEY)
     return torch.zeros(len(plan.population), dtype=torch.int32) if held is None else held["since"]

@@ -1,7 +1,7 @@
-"""The gate: every report passes it before any centre sees it.
+"""Validation of replies before aggregation.
 
-A bad report never changes a model, and the others go on. Rewards and losses are metrics: they are turned into weights
-afterwards and may have any sign. A finite but hostile model passes: standing up to it is the centre's work.
+A bad reply never changes a model, and the other replies are used. Rewards and losses are metrics: they become weights
+later and may have any sign. A finite but Byzantine model passes: robust aggregation handles it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..core.messages import Reply, Task, TaskKind
 from ..models.flat import Layout
 
 MAX_SAMPLES = 10**12
-_MAX_SHOWN_CHARS = 300  # letters of what others have written
+_MAX_SHOWN_CHARS = 300  # characters of received texts
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a report did not count."""
+    """The reason why a reply did not count."""
 
     party: str
     round: int
@@ -41,27 +41,27 @@ class Rejection:
 
 @dataclass
 class UpdateValidator:
-    """What was asked and what was answered, as far back as the algorithm allows reports to be."""
+    """Validate replies against the sent tasks, as far back as the algorithm's staleness allows."""
 
     layout: Layout
     known_parties: Collection[str]  # the parties of the federation
     private_layers: Collection[str] = ()  # tensors that must not arrive: they never leave their party
     max_staleness: int = 0
-    max_coreset_bytes: int = 0  # bytes of a sealed coreset; 0: nobody was asked for one
-    is_masked: bool = False  # whether reports are whole numbers that mean something only in the sum of all
-    update_base: Tensor | None = None  # [width] where reports carry a model's change: what it is the change of
+    max_coreset_bytes: int = 0  # of an encrypted coreset; 0: none was requested
+    is_masked: bool = False  # whether replies are masked integers
+    update_base: Tensor | None = None  # [width] the base of the updates, if replies carry updates
     asked: dict[tuple[str, int], TaskKind] = field(default_factory=dict)
     answered: set[tuple[str, int]] = field(default_factory=set)
 
     def expect(self, tasks: Iterable[Task], round: int) -> None:
-        """A round begins: these answers are owed, and those that are too old to be admitted are forgotten."""
+        """Start a round: expect replies to these tasks and forget tasks that are too old."""
         oldest = round - self.max_staleness
         self.asked = {(party, at): kind for (party, at), kind in self.asked.items() if at >= oldest}
         self.answered = {(party, at) for party, at in self.answered if at >= oldest}
         self.asked |= {(task.party, task.round): task.kind for task in tasks}
 
     def validate(self, reply: Reply, round: int) -> Rejection | None:
-        """None for a report that may count."""
+        """Return None if the reply may count, else its rejection."""
         rejection = self._check_types(reply) or self._check_address(reply, round) or self._check_samples(reply)
         rejection = rejection or self._check_coreset_size(reply) or self.check_model(reply)
         if rejection is None:
@@ -69,16 +69,16 @@ class UpdateValidator:
         return rejection
 
     def _check_types(self, r: Reply) -> Rejection | None:
-        """Whatever came over a wire may be anything."""
+        """Check the types of all fields: a received message may hold anything."""
         plain = (
             isinstance(r.party, str) and type(r.round) is int and isinstance(r.kind, str) and isinstance(r.status, str)
         )
         if not plain or not isinstance(r.arrays, Mapping) or not isinstance(r.metrics, Mapping):
             expected = "a party's name, a whole round, a kind, a status, arrays and metrics"
             found = f"{r.party!r:.40}, {r.round!r:.40}, {r.kind!r:.40}, {r.status!r:.40}"
-            return Rejection(f"{r.party!s:.40}", -1, "malformed report", tensor="", expected=expected, found=found)
+            return Rejection(f"{r.party!s:.40}", -1, "malformed reply", tensor="", expected=expected, found=found)
         for name, value in r.metrics.items():
-            if name != "samples" and not is_number(value):  # samples are looked at below
+            if name != "samples" and not is_number(value):  # samples are checked later
                 return Rejection(
                     r.party,
                     r.round,
@@ -97,10 +97,10 @@ class UpdateValidator:
         kind = self.asked.get((r.party, r.round), "train")
         if r.kind != kind:
             return Rejection(
-                r.party, r.round, "an answer to another kind of task", tensor="", expected=kind, found=r.kind
+                r.party, r.round, "a reply to another kind of task", tensor="", expected=kind, found=r.kind
             )
         if (r.party, r.round) in self.answered:
-            return Rejection(r.party, r.round, "replayed: this party has already answered for this round")
+            return Rejection(r.party, r.round, "replayed: this party has already replied in this round")
         age = round - r.round
         if not 0 <= age <= self.max_staleness:
             allowed = f"round {round}" if not self.max_staleness else f"rounds {round - self.max_staleness} to {round}"
@@ -129,7 +129,9 @@ class UpdateValidator:
         size = len(r.encrypted_coreset) if isinstance(r.encrypted_coreset, bytes) else math.inf
         if size > (self.max_coreset_bytes if r.kind == "train" else 0):
             reason = (
-                "its sealed coreset is too large" if self.max_coreset_bytes else "sealed bytes that nobody asked for"
+                "its encrypted coreset is too large"
+                if self.max_coreset_bytes
+                else "an encrypted coreset was not requested"
             )
             return Rejection(
                 r.party, r.round, reason, tensor="", expected=f"at most {self.max_coreset_bytes} bytes", found=f"{size}"
@@ -138,12 +140,12 @@ class UpdateValidator:
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """What a whole report holds."""
+        """Return the shape of every tensor of a complete reply."""
         shapes = zip(self.layout.names, self.layout.shapes, strict=True)
         return {name: shape for name, shape in shapes if name not in self.private_layers}
 
     def check_model(self, r: Reply) -> Rejection | None:
-        """None for a report that carries a whole and healthy model."""
+        """Return None if the reply has a complete and finite model, else its rejection."""
         shapes = self._shapes
         for name in r.arrays:
             if name not in shapes:
@@ -195,16 +197,16 @@ class UpdateValidator:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether every number is finite; a finite sum says so at a tenth of the cost.
+    """Return whether every number is finite; a finite sum shows it at a tenth of the cost.
 
-    >>> finite(torch.tensor([3e38, 3e38])), finite(torch.tensor([1.0, torch.nan]))
+    >>> is_finite(torch.tensor([3e38, 3e38])), is_finite(torch.tensor([1.0, torch.nan]))
     (True, False)
     """
     return math.isfinite(tensor.detach().sum()) or bool(torch.isfinite(tensor).all())
 
 
 def is_number(value: object) -> bool:
-    """Whether others have sent a number, and no larger one than there is room for."""
+    """Return whether a received value is a number within the range of a float, or a float."""
     try:
         return (isinstance(value, int | float) and float(value) == float(value)) or isinstance(value, float)
     except OverflowError:
@@ -212,16 +214,16 @@ def is_number(value: object) -> bool:
 
 
 def is_sample_count(samples: object) -> bool:
-    """Whether somebody can have so many samples."""
+    """Return whether a received value is a plausible number of samples."""
     if isinstance(samples, bool) or not isinstance(samples, int | float):
         return False
     return 0 < samples <= MAX_SAMPLES and samples == int(samples)  # nan compares false
 
 
 def printable(text: str) -> str:
-    r"""What others have written, as it may be shown: short, and nothing that a terminal would obey.
+    r"""Return a received text as it may be shown: short, and without control characters.
 
-    >>> plain("gone\x1b[2J")
+    >>> printable("gone\x1b[2J")
     'gone?[2J'
     """
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_SHOWN_CHARS])
+    return "".join(character if character.isprintable() else "?" for character in text[:_MAX_SHOWN_CHARS])
