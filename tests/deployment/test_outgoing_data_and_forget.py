@@ -1,4 +1,4 @@
-"""What leaves a silo is what it was told, and goes when the party wishes to be forgotten."""
+"""Only listed fields leave a silo, and its rows are erased when the party asks to be forgotten."""
 
 from __future__ import annotations
 
@@ -29,32 +29,31 @@ from test_server_silo_protocol import InMemoryTransport, deployed_federation, pa
 from toy_problems import classification_parties
 
 
-class Server:
-    """A party's line to a server that has these letters for it, and answers a wish as it is told."""
+class FakeConnection:
+    """A silo's connection to a server that sends these tasks and confirms an erasure with `goodbye`."""
 
-    def __init__(self, letters: list[Task], goodbye: dict[str, Any] | None = None) -> None:
-        self.letters = letters
+    def __init__(self, tasks: list[Task], goodbye: dict[str, Any] | None = None) -> None:
+        self.tasks = tasks
         self.goodbye = goodbye
-        self.answers = list[bytes]()
+        self.replies = list[bytes]()
 
     def session(self) -> Any:
         return nullcontext()
 
     def pull(self) -> tuple[str, bytes] | None:
-        return ("", pack(self.letters.pop(0))) if self.letters else None
+        return ("", pack(self.tasks.pop(0))) if self.tasks else None
 
     def push(self, request: str, payload: bytes) -> None:
-        self.answers.append(payload)
+        self.replies.append(payload)
         if FORGET_REQUEST in unpack(payload, Reply).metrics and self.goodbye is not None:
-            self.letters.append(Task("0", 0, "goodbye", arrays={}, settings=self.goodbye))
+            self.tasks.append(Task("0", 0, "goodbye", arrays={}, settings=self.goodbye))
 
 
-HELLO = Task("0", 0, "handshake", arrays={}, settings={"federation": "lab"})
+HANDSHAKE = Task("0", 0, "handshake", arrays={}, settings={"federation": "lab"})
 
-# ── what leaves is named ──────────────────────────────────────────────────────────────────────────────────────────────
 
-WHEN = {"handshake": "when it joins", "train": "after training", "evaluate": "when models are judged"}
-UNSEEN = "where work is added up unseen"
+OCCASIONS = {"handshake": "on joining", "train": "after training", "evaluate": "after evaluation"}
+SECURE = "with secure aggregation"
 RECIPES = {
     "plain": MODEL_AND_METHOD_TABLES.format(method="ditto"),
     "unseen": MODEL_AND_METHOD_TABLES.format(method="fedavg") + 'wrap = [{wrapper = "secure"}]',
@@ -65,103 +64,103 @@ RECIPES = {
 
 
 @dataclass
-class Heard:
-    """All that a party answers, by the part of the list that must name it."""
+class SentFields:
+    """All fields that a party sends, by the occasion that must list them."""
 
     fields: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     arrays: dict[str, list[int]] = field(default_factory=dict)
-    hello: dict[str, Any] = field(default_factory=dict)
+    description: dict[str, Any] = field(default_factory=dict)
 
-    def take(self, kind: str, answer: bytes, unseen: bool = False) -> None:
-        report = unpack(answer, Reply)
-        when = UNSEEN if kind == "keys" else WHEN[kind]
-        self.fields[when] |= set(report.metrics) | ({"sealed"} if report.encrypted_coreset else set())
-        self.fields["in every answer"] |= {"party", "round", "kind", "status", *(["reason"] if report.reason else [])}
+    def take(self, kind: str, payload: bytes, secure: bool = False) -> None:
+        reply = unpack(payload, Reply)
+        occasion = SECURE if kind == "keys" else OCCASIONS[kind]
+        self.fields[occasion] |= set(reply.metrics) | ({"encrypted_coreset"} if reply.encrypted_coreset else set())
+        self.fields["in every reply"] |= {"party", "round", "kind", "status", *(["reason"] if reply.reason else [])}
         if kind == "keys":
-            self.fields[when] |= set(report.arrays)
-        elif report.arrays:
-            self.fields[UNSEEN if unseen else when].add("arrays")
-            self.arrays |= {name: list(tensor.shape) for name, tensor in report.arrays.items()}
+            self.fields[occasion] |= set(reply.arrays)
+        elif reply.arrays:
+            self.fields[SECURE if secure else occasion].add("arrays")
+            self.arrays |= {name: list(tensor.shape) for name, tensor in reply.arrays.items()}
         if kind == "handshake":
-            self.hello |= report.metrics
+            self.description |= reply.metrics
 
 
-def heard(folder: Path) -> Heard:
-    """What party 0 says in trainings of several kinds, when it has lost its memory, rests and is forgotten."""
-    found = Heard()
+def collect_sent_fields(folder: Path) -> SentFields:
+    """Collect what party 0 sends in several trainings, without its state, at its daily limit, and when forgotten."""
+    found = SentFields()
     for name, text in RECIPES.items():
-        post = InMemoryTransport(silos_with_row_policy(folder / name))
+        transport = InMemoryTransport(silos_with_row_policy(folder / name))
 
-        def spoil(task: Task, answer: bytes, unseen: bool = name == "unseen") -> bytes:
+        def corrupt(task: Task, payload: bytes, secure: bool = name == "unseen") -> bytes:
             if task.party == "0":
-                found.take(task.kind, answer, unseen)
-            return answer
+                found.take(task.kind, payload, secure)
+            return payload
 
-        post.corrupt_reply = spoil
-        fed = deployed_federation(post, read_recipe("[run]\nseed = 5\n" + text))
+        transport.corrupt_reply = corrupt
+        fed = deployed_federation(transport, read_recipe("[run]\nseed = 5\n" + text))
         fed.fit(1, progress=False).scores()
-    desk = silo_with_policy(folder / "rows", '{"share": 1, "rounds_a_day": 1}')
+    handler = silo_with_policy(folder / "rows", '{"share": 1, "rounds_a_day": 1}')
     vault = Vault.create(folder / "vault", PrivateKey.new(), "r")
-    for letter in (packed_train_task(2, vault=vault, accepted=1), packed_train_task(3, accepted=1)):
-        found.take("train", desk.answer(letter))
-    line = Server([HELLO])
+    for packed_task in (packed_train_task(2, vault=vault, accepted=1), packed_train_task(3, accepted=1)):
+        found.take("train", handler.answer(packed_task))
+    connection = FakeConnection([HANDSHAKE])
     with pytest.raises(PeerUnavailable):
-        request_erasure(line, "a mark", "lab", 0.2)
-    found.take("handshake", line.answers[0])
+        request_erasure(connection, "a mark", "lab", 0.2)
+    found.take("handshake", connection.replies[0])
     return found
 
 
 def test_listed_fields_and_sent_fields_are_equal(tmp_path: Path) -> None:
-    found = heard(tmp_path)
-    told = dry_run(SiloFile(tmp_path / "plain" / "team0.py", "0"))
-    leaves = {when: {one for names in fields for one in names.split(", ")} for when, fields in told["outgoing"].items()}
-    del leaves["on the line"]
+    found = collect_sent_fields(tmp_path)
+    checks = dry_run(SiloFile(tmp_path / "plain" / "team0.py", "0"))
+    leaves = {
+        occasion: {one for names in fields for one in names.split(", ")}
+        for occasion, fields in checks["outgoing"].items()
+    }
+    del leaves["on the connection"]
     assert found.fields == leaves
-    assert found.arrays == told["tensors"]
-    joins = told["outgoing"]["when it joins"]
-    assert all(str(found.hello[name]) in joins[name] for name in ("layout", "version", "loss"))
-    assert found.hello["data_description"] == told["data"]
+    assert found.arrays == checks["tensors"]
+    joins = checks["outgoing"]["on joining"]
+    assert all(str(found.description[name]) in joins[name] for name in ("layout", "version", "loss"))
+    assert found.description["data_description"] == checks["data"]
 
 
-# ── whoever wishes it is forgotten ────────────────────────────────────────────────────────────────────────────────────
-
-
-class Wishing:
-    """In place of a desk, as `descant silo forget` answers."""
+class ForgetHandler:
+    """A handler that replies as `descant silo forget` does."""
 
     def __init__(self, machine: str) -> None:
         self.machine = machine
 
-    def answer(self, letter: bytes) -> bytes:
-        line = Server([unpack(letter, Task)])
+    def payload(self, packed_task: bytes) -> bytes:
+        connection = FakeConnection([unpack(packed_task, Task)])
         with pytest.raises(PeerUnavailable):
-            request_erasure(line, self.machine, "lab", 0.01)
-        return line.answers[0]
+            request_erasure(connection, self.machine, "lab", 0.01)
+        return connection.replies[0]
 
 
-def wish(post: InMemoryTransport, folder: Path, machine: str = "") -> None:
-    """Party 1 comes, and wishes to be forgotten."""
+def ask_to_forget(transport: InMemoryTransport, folder: Path, machine: str = "") -> None:
+    """Let party 1 connect and ask to be forgotten."""
     machine = machine or (folder / "at-1" / "machine").read_text()
-    post.handlers["1"] = lambda: Wishing(machine)  # type: ignore[assignment, return-value]
-    post.session_ids["1"] = f"{post.session_ids.get('1')} again"
-    post.unreachable = set()
+    transport.handlers["1"] = lambda: ForgetHandler(machine)  # type: ignore[assignment, return-value]
+    transport.session_ids["1"] = f"{transport.session_ids.get('1')} again"
+    transport.unreachable = set()
 
 
-def goodbyes(post: InMemoryTransport) -> list[dict[str, Any]]:
-    tasks = [unpack(letter, Task) for party, letter in post.messages.values() if party == "1"]
+def goodbyes(transport: InMemoryTransport) -> list[dict[str, Any]]:
+    tasks = [unpack(packed_task, Task) for party, packed_task in transport.messages.values() if party == "1"]
     return [dict(task.settings) for task in tasks if task.kind == "goodbye"]
 
 
 def test_a_forgotten_party_loses_its_coreset_and_its_proxy(tmp_path: Path) -> None:
-    post = InMemoryTransport(silos_with_row_policy(tmp_path))
-    said = list[str]()
-    desk = post.handlers["1"]
-    _, fed = federation_with_vault(tmp_path, post, said.append)
+    transport = InMemoryTransport(silos_with_row_policy(tmp_path))
+    log_lines = list[str]()
+    handler = transport.handlers["1"]
+    _, fed = federation_with_vault(tmp_path, transport, log_lines.append)
     fed.fit(1, progress=False)
-    post.unreachable = {"1"}
+    transport.unreachable = {"1"}
     assert fed.fit(1, progress=False).history_[-1]["presence"] == "pspp"
-    wish(post, tmp_path)
-    with pytest.warns(DescantWarning, match=r"party '1': .*forgotten, as it wished: nobody stands in"):
+    ask_to_forget(transport, tmp_path)
+    with pytest.warns(DescantWarning, match=r"party '1': .*forgotten at its own request: it gets no coreset proxy"):
         fed.fit(2, progress=False)
     assert [entry["presence"] for entry in fed.history_[-2:]] == ["papp", "papp"]
     vault = Vault(tmp_path / "vault")
@@ -169,101 +168,104 @@ def test_a_forgotten_party_loses_its_coreset_and_its_proxy(tmp_path: Path) -> No
     assert held["1"] == "forgotten" and {held[name] for name in "023"} == {"sealed"}
     assert len(list((tmp_path / "vault" / "parties").iterdir())) == 3 and vault.verify().coresets == 3
     assert "the party 1" in (tmp_path / "vault" / "audit.jsonl").read_text()
-    [told] = goodbyes(post)
-    assert told[FORGOTTEN] and "destroyed its sealed rows" in told["reason"]
-    assert any("1 wishes to be forgotten: the vault has destroyed its sealed rows" in text for text in said)
-    wish(post, tmp_path)  # once more: there is nothing to destroy, and it is told so
+    [goodbye] = goodbyes(transport)
+    assert goodbye[FORGOTTEN] and "destroyed its encrypted rows" in goodbye["reason"]
+    assert any("1 asks to be forgotten: the vault has destroyed its encrypted rows" in text for text in log_lines)
+    ask_to_forget(transport, tmp_path)  # a second request: nothing is left to erase, and the reason says so
     fed.fit(1, progress=False)
-    assert "no row of it is held" in goodbyes(post)[-1]["reason"]
-    post.handlers["1"], post.session_ids["1"] = desk, "back"
+    assert "the server holds no row of it" in goodbyes(transport)[-1]["reason"]
+    transport.handlers["1"], transport.session_ids["1"] = handler, "back"
     assert fed.fit(1, progress=False).history_[-1]["presence"] == "pppp"
 
 
-@pytest.mark.parametrize("lost", [None, UndeliveredError("its machine is off")], ids=["swallowed", "lost"])
-def test_a_round_does_not_wait_for_a_party_forgotten_during_it(tmp_path: Path, lost: UndeliveredError | None) -> None:
-    post = InMemoryTransport(silos_with_row_policy(tmp_path))
-    _, fed = federation_with_vault(tmp_path, post)
+@pytest.mark.parametrize("lost_reply", [None, UndeliveredError("its machine is off")], ids=["swallowed", "lost"])
+def test_a_round_does_not_wait_for_a_party_forgotten_during_it(
+    tmp_path: Path, lost_reply: UndeliveredError | None
+) -> None:
+    transport = InMemoryTransport(silos_with_row_policy(tmp_path))
+    _, fed = federation_with_vault(tmp_path, transport)
     fed.fit(1, progress=False)
 
-    def spoil(task: Task, answer: bytes) -> bytes | UndeliveredError | None:
+    def corrupt(task: Task, payload: bytes) -> bytes | UndeliveredError | None:
         if task.party != "1" or task.kind != "train":
-            return answer
-        wish(post, tmp_path)
-        return lost
+            return payload
+        ask_to_forget(transport, tmp_path)
+        return lost_reply
 
-    post.corrupt_reply = spoil
-    with pytest.warns(DescantWarning, match="party '1': lost: it was forgotten, as it wished"):
+    transport.corrupt_reply = corrupt
+    with pytest.warns(DescantWarning, match="party '1': lost: it was forgotten at its own request"):
         fed.fit(1, progress=False)
     assert {one.party: one.state for one in Vault(tmp_path / "vault").parties()}["1"] == "forgotten"
 
 
 def test_another_machine_cannot_have_a_party_forgotten(tmp_path: Path) -> None:
-    post = InMemoryTransport(silos_with_row_policy(tmp_path))
-    said = list[str]()
-    _, fed = federation_with_vault(tmp_path, post, said.append)
+    transport = InMemoryTransport(silos_with_row_policy(tmp_path))
+    log_lines = list[str]()
+    _, fed = federation_with_vault(tmp_path, transport, log_lines.append)
     fed.fit(1, progress=False)
-    wish(post, tmp_path, "another mark")
+    ask_to_forget(transport, tmp_path, "another mark")
     assert fed.fit(1, progress=False).history_[-1]["presence"] == "pspp"
-    [told] = goodbyes(post)
-    assert "another machine" in told["reason"] and FORGOTTEN not in told
-    assert any("used in two places" in text for text in said)
+    [goodbye] = goodbyes(transport)
+    assert "another machine" in goodbye["reason"] and FORGOTTEN not in goodbye
+    assert any("used in two places" in text for text in log_lines)
 
 
 def test_a_failed_erasure_is_reported_without_file_names(tmp_path: Path) -> None:
-    post = InMemoryTransport(silos_with_row_policy(tmp_path))
-    said = list[str]()
-    _, fed = federation_with_vault(tmp_path, post, said.append)
+    transport = InMemoryTransport(silos_with_row_policy(tmp_path))
+    log_lines = list[str]()
+    _, fed = federation_with_vault(tmp_path, transport, log_lines.append)
     (tmp_path / "vault" / "vault.json").rename(tmp_path / "vault" / "elsewhere")
-    wish(post, tmp_path)
+    ask_to_forget(transport, tmp_path)
     fed.engine_._transport.connected_parties()  # type: ignore[attr-defined]
-    [told] = goodbyes(post)
-    assert "trouble of its own" in told["reason"] and FORGOTTEN not in told and "vault.json" not in str(told)
-    assert any("vault.json" in text for text in said)
+    [goodbye] = goodbyes(transport)
+    assert (
+        "internal error of the server" in goodbye["reason"]
+        and FORGOTTEN not in goodbye
+        and "vault.json" not in str(goodbye)
+    )
+    assert any("vault.json" in text for text in log_lines)
 
 
 def test_a_party_knows_whether_it_was_forgotten() -> None:
-    before = Task("0", 0, "goodbye", arrays={}, settings={"reason": "of before"})
+    earlier = Task("0", 0, "goodbye", arrays={}, settings={"reason": "of an earlier session"})
     work = Task("0", 4, "train", arrays={}, settings={})
-    done = Server([before, work, HELLO], {"reason": "all gone", FORGOTTEN: True})
+    done = FakeConnection([earlier, work, HANDSHAKE], {"reason": "all gone", FORGOTTEN: True})
     assert request_erasure(done, "mark", "lab", 5) == "all gone"
-    assert [unpack(answer, Reply).status for answer in done.answers] == ["declined", "ok"]
-    with pytest.raises(ConnectionRejected, match="of the federation 'bank', and the server of 'lab'"):
-        request_erasure(Server([HELLO], {"reason": "all gone", FORGOTTEN: True}), "mark", "bank", 5)
+    assert [unpack(payload, Reply).status for payload in done.replies] == ["declined", "ok"]
+    with pytest.raises(ConnectionRejected, match="to the federation 'bank', the server to 'lab'"):
+        request_erasure(FakeConnection([HANDSHAKE], {"reason": "all gone", FORGOTTEN: True}), "mark", "bank", 5)
     with pytest.raises(ConnectionRejected, match="trouble"):
-        request_erasure(Server([HELLO], {"reason": "trouble"}), "mark", "lab", 5)
+        request_erasure(FakeConnection([HANDSHAKE], {"reason": "trouble"}), "mark", "lab", 5)
     with pytest.raises(ConnectionRejected, match="over"):
-        request_erasure(Server([Task("0", 0, "goodbye", arrays={}, settings={"rounds": 7})]), "mark", "lab", 5)
-    with pytest.raises(PeerUnavailable, match="has not said that it was done"):
-        request_erasure(Server([HELLO]), "mark", "lab", 0.3)
-    with pytest.raises(PeerUnavailable, match="has not asked who we are"):
-        request_erasure(Server([]), "mark", "lab", 0.3)
+        request_erasure(FakeConnection([Task("0", 0, "goodbye", arrays={}, settings={"rounds": 7})]), "mark", "lab", 5)
+    with pytest.raises(PeerUnavailable, match="has not confirmed the erasure"):
+        request_erasure(FakeConnection([HANDSHAKE]), "mark", "lab", 0.3)
+    with pytest.raises(PeerUnavailable, match="has sent no handshake"):
+        request_erasure(FakeConnection([]), "mark", "lab", 0.3)
 
 
 def test_the_policy_holds_however_often_a_party_is_forgotten(tmp_path: Path) -> None:
     vault = Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
     sealed = 0
     for again in range(4):
-        desk = silo_with_policy(tmp_path, '{"share": 0.3, "rounds_a_day": 12}', "state")
+        handler = silo_with_policy(tmp_path, '{"share": 0.3, "rounds_a_day": 12}', "state")
         for seed in range(4):
-            report = unpack(desk.answer(packed_train_task(seed=10 * again + seed, vault=vault)), Reply)
-            assert report.status == ("ok" if again < 3 else "declined"), report.reason
-            sealed += bool(report.encrypted_coreset)
-        _, kept = clear_folder(tmp_path)
-        assert kept == ["state/daily_tasks.json", "state/shared_rows.safetensors", "state/machine"]
-    rows = desk.state.shared_rows()
+            reply = unpack(handler.answer(packed_train_task(seed=10 * again + seed, vault=vault)), Reply)
+            assert reply.status == ("ok" if again < 3 else "declined"), reply.reason
+            sealed += bool(reply.encrypted_coreset)
+        _, kept_names = clear_folder(tmp_path)
+        assert kept_names == ["state/daily_tasks.json", "state/machine", "state/shared_rows.safetensors"]
+    rows = handler.state.shared_rows()
     assert sealed and rows is not None and len(rows) <= math.ceil(0.3 * classification_parties(5)["0"].samples)
-
-
-# ── for whom rows are sealed ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_party_encrypts_only_for_the_vault_of_its_invite(tmp_path: Path) -> None:
     ours, theirs = (Vault.create(tmp_path / name, PrivateKey.new(), "r") for name in ("ours", "theirs"))
     known = key_fingerprint(ours.public)
-    said = list[str]()
-    desk = silo_with_policy(tmp_path, '{"share": 1}', log=said.append, vault=known)
-    report = unpack(desk.answer(packed_train_task(1, vault=theirs)), Reply)
-    assert report.status == "ok" and not report.encrypted_coreset and "left no coreset" in report.reason
-    assert any(known in text and key_fingerprint(theirs.public) in text for text in said)
-    assert desk.state.shared_rows() is None
-    assert unpack(desk.answer(packed_train_task(2, vault=ours)), Reply).encrypted_coreset
+    log_lines = list[str]()
+    handler = silo_with_policy(tmp_path, '{"share": 1}', log=log_lines.append, vault=known)
+    reply = unpack(handler.answer(packed_train_task(1, vault=theirs)), Reply)
+    assert reply.status == "ok" and not reply.encrypted_coreset and "sent no coreset" in reply.reason
+    assert any(known in text and key_fingerprint(theirs.public) in text for text in log_lines)
+    assert handler.state.shared_rows() is None
+    assert unpack(handler.answer(packed_train_task(2, vault=ours)), Reply).encrypted_coreset

@@ -1,6 +1,6 @@
-"""Driver, silos and the SuperLink between them killed at random, several times a training: nothing comes of it.
+"""Random kills of driver, silos and SuperLink, several per training: the result stays the simulation.
 
-The points are every write (before, in the middle of it, after it) and every letter that is sent, fetched or answered.
+The kill points are every write (before, during, after) and every task that is sent, fetched or answered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from descant.models.flat import Net
 from descant.serialization.references import address_of
 from descant.serialization.wire import MessageBytes
 from descant.storage import atomic
-from descant.tracking import read_run as recorded
+from descant.tracking import read_run
 from recipe_matrix import SILO_CASES
 from silo_file_templates import simulated_population
 from test_server_silo_protocol import InMemoryTransport, SimulatedKill, silo_handlers
@@ -44,26 +44,26 @@ KILLS = 5
 METHODS = ("FedAvg", "FedAvgPlus", "RFA", "matching", "FedRep", "Ditto", "FedRL, DQN", "FedGeoMedPlus, desks")
 
 
-class Fate:
-    """Decides at each point whether somebody dies there, and who: whoever is at work."""
+class KillSchedule:
+    """Decides at each kill point whether the working process dies there."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.kills = 0
         self.working = ""
         self.dead = False
-        self.told: list[str] = []
+        self.log: list[str] = []
         self._next()
 
     def _next(self) -> None:
         self.left = self.draw.randrange(1, 170) if self.kills < KILLS else -1
 
     def write(self, change: Callable[..., Any], *arguments: Any) -> Any:
-        """In the place of `disk._do`."""
+        """Replace `atomic._do`."""
         return self("a write", change, *arguments)
 
     def __call__(self, what: str, change: Callable[..., Any], *arguments: Any) -> Any:
-        if self.dead:  # nothing is done any more
+        if self.dead:  # a dead process does nothing more
             raise self._death()
         self.left -= 1
         if self.left:
@@ -71,10 +71,10 @@ class Fate:
         self.kills += 1
         self._next()
         when = self.draw.choice(("before", "in", "after"))
-        self.told.append(f"{self.working or 'the driver'} died {when} {what}")
+        self.log.append(f"{self.working or 'the driver'} died {when} {what}")
         if what != "a write" and not self.working and self.draw.random() < 0.4:
-            self.told[-1] = f"the SuperLink died before {what}"
-            raise PeerUnavailable(self.told[-1])
+            self.log[-1] = f"the SuperLink died before {what}"
+            raise PeerUnavailable(self.log[-1])
         if when == "after":
             change(*arguments)
         elif when == "in":
@@ -86,89 +86,91 @@ class Fate:
         return SimulatedKill() if self.working else SimulatedCrash()
 
 
-class Mortal(InMemoryTransport):
-    """Desks that live on from letter to letter until they are killed; then they come again, and have another mark."""
+class KillingTransport(InMemoryTransport):
+    """A transport whose handlers live until they are killed; then they return with a new session id."""
 
-    def __init__(self, makers: dict[str, Callable[[], TaskHandler]], fate: Fate) -> None:
-        super().__init__({name: lambda name=name: self._desk(name) for name in makers})  # type: ignore[misc]
+    def __init__(self, makers: dict[str, Callable[[], TaskHandler]], schedule: KillSchedule) -> None:
+        super().__init__({name: lambda name=name: self._handler(name) for name in makers})  # type: ignore[misc]
         self.makers = makers
-        self.fate = fate
-        self.alive = dict[str, TaskHandler]()
-        self.came = 0
+        self.schedule = schedule
+        self.live_handlers = dict[str, TaskHandler]()
+        self.restarts = 0
 
-    def _desk(self, name: str) -> TaskHandler:
-        if name not in self.alive:
-            self.alive[name] = self.makers[name]()
-        return self.alive[name]
+    def _handler(self, name: str) -> TaskHandler:
+        if name not in self.live_handlers:
+            self.live_handlers[name] = self.makers[name]()
+        return self.live_handlers[name]
 
     def send(self, party: str, payload: bytes, ttl: float) -> str:
-        return str(self.fate("a letter is sent", super().send, party, payload, ttl))
+        return str(self.schedule("a task is sent", super().send, party, payload, ttl))
 
     def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
-        found: dict[str, MessageBytes | UndeliveredError] = self.fate(
-            "answers are fetched", self._fetched, message_ids, max_bytes
+        found: dict[str, MessageBytes | UndeliveredError] = self.schedule(
+            "replies are fetched", self._fetch, message_ids, max_bytes
         )
         return found
 
-    def _fetched(self, numbers: Collection[str], most: int) -> dict[str, MessageBytes | UndeliveredError]:
-        return {number: answer for one in numbers for number, answer in self._answered(one, most).items()}
+    def _fetch(self, numbers: Collection[str], most: int) -> dict[str, MessageBytes | UndeliveredError]:
+        return {number: answer for one in numbers for number, answer in self._fetch_one(one, most).items()}
 
-    def _answered(self, number: str, most: int) -> dict[str, MessageBytes | UndeliveredError]:
+    def _fetch_one(self, number: str, most: int) -> dict[str, MessageBytes | UndeliveredError]:
         party = self.messages.get(number, ("",))[0]
-        self.fate.working = party
+        self.schedule.working = party
         try:
-            return dict(self.fate("a letter is answered", super().fetch_replies, [number], most)) if party else {}
+            return dict(self.schedule("a task is answered", super().fetch_replies, [number], most)) if party else {}
         except SimulatedKill:
-            self.fate.dead = False
-            self.alive.pop(party, None)
+            self.schedule.dead = False
+            self.live_handlers.pop(party, None)
             self.messages.pop(number, None)
-            self.came += 1
-            self.session_ids[party] = f"{self.came} times"
+            self.restarts += 1
+            self.session_ids[party] = f"{self.restarts} times"
             return {}
         finally:
-            self.fate.working = ""
+            self.schedule.working = ""
 
-    def left_over(self) -> None:
-        """Letters of a driver that is gone are answered, and nobody hears of it; or they are gone with it."""
-        if self.fate.draw.random() < 0.5:
-            self._fetched(tuple(self.messages), 2**30)
+    def discard_orphans(self) -> None:
+        """Drop the tasks of a dead driver, or have them answered without a receiver."""
+        if self.schedule.draw.random() < 0.5:
+            self._fetch(tuple(self.messages), 2**30)
         self.messages.clear()
 
 
-def recipe(name: str) -> Recipe:
+def make_recipe(name: str) -> Recipe:
     return read_recipe(f"[run]\nseed = 5\nrounds = {ROUNDS}\npoints = {ROUNDS}\n" + SILO_CASES[name].recipe_text)
 
 
-def trained(folder: Path, chosen: Recipe, post: InMemoryTransport) -> dict[str, Any]:
-    """As `descant server start` does it."""
-    net = Net.from_model(chosen.model(), seeds.torch_seed(5, 0, seeds.ALL_PARTIES, "model"))
+def run_training(folder: Path, recipe: Recipe, transport: InMemoryTransport) -> dict[str, Any]:
+    """Run a training as `descant server start` does."""
+    net = Net.from_model(recipe.model(), seeds.torch_seed(5, 0, seeds.ALL_PARTIES, "model"))
     loss = address_of(torch.nn.functional.cross_entropy)
-    meeting = HandshakeTransport(post, chosen, "lab", net=net, loss=loss, log=len)
-    patience = WaitLimits(min_parties=len(NAMES), grace=0)
-    return TrainingSession(folder, chosen, meeting, limits=patience, log=len).run_to_completion(lambda: NAMES)
+    handshakes = HandshakeTransport(transport, recipe, "lab", net=net, loss=loss, log=len)
+    limits = WaitLimits(min_parties=len(NAMES), grace=0)
+    return TrainingSession(folder, recipe, handshakes, limits=limits, log=len).run_to_completion(lambda: NAMES)
 
 
-def disturbed(folder: Path, name: str, seed: int) -> Fate:
-    """A training in which the same command is given again after each death of the driver."""
-    fate = Fate(seed)
-    post = Mortal(silo_handlers(folder / "silos", NAMES, silo_file_template=SILO_CASES[name].silo_file_template), fate)
+def run_with_kills(folder: Path, name: str, seed: int) -> KillSchedule:
+    """Run a training; repeat the same command after each kill of the driver."""
+    schedule = KillSchedule(seed)
+    transport = KillingTransport(
+        silo_handlers(folder / "silos", NAMES, silo_file_template=SILO_CASES[name].silo_file_template), schedule
+    )
     atomic.make_folder(folder / "run")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(atomic, "_do", fate.write)
+        patched.setattr(atomic, "_do", schedule.write)
         while True:
             try:
-                trained(folder / "run", recipe(name), post)
-                return fate
+                run_training(folder / "run", make_recipe(name), transport)
+                return schedule
             except (SimulatedCrash, PeerUnavailable):
-                fate.dead = False
-                post.left_over()
+                schedule.dead = False
+                transport.discard_orphans()
 
 
-def simulated(name: str, folder: Path) -> tuple[Federation, dict[str, np.ndarray]]:
-    """The same without any machines, and its scores of every round."""
-    people = simulated_population([SiloFile(folder / "silos" / f"team{party}.py", party) for party in NAMES])
-    chosen = recipe(name)
-    fed = Federation(chosen.model(), people, chosen.algorithm(), solver=chosen.solver(), seed=5)
+def simulate(name: str, folder: Path) -> tuple[Federation, dict[str, np.ndarray]]:
+    """Return the simulation of a training, and its scores in every round."""
+    population = simulated_population([SiloFile(folder / "silos" / f"team{party}.py", party) for party in NAMES])
+    recipe = make_recipe(name)
+    fed = Federation(recipe.model(), population, recipe.algorithm(), solver=recipe.solver(), seed=5)
     scores = [round.scores for round in fed.rounds(ROUNDS)]
     return fed, {
         "personal": np.stack([one.personal.values for one in scores]),
@@ -176,16 +178,16 @@ def simulated(name: str, folder: Path) -> tuple[Federation, dict[str, np.ndarray
     }
 
 
-def alike(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+def assert_equal_tensors(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert torch.equal(ours[name], tensor), name
 
 
-def same(folder: Path, name: str) -> None:
-    """What driver and silos have on their disks is what the simulation came to."""
-    twin, scores = simulated(name, folder)
-    found = recorded(folder / "run" / "training")
+def assert_equals_simulation(folder: Path, name: str) -> None:
+    """Assert that the files of driver and silos equal the simulation."""
+    twin, scores = simulate(name, folder)
+    found = read_run(folder / "run" / "training")
     assert found.state == "finished" and found.numbers.rounds.tolist() == list(range(1, ROUNDS + 1))
     assert found.numbers.accepted.all() and not [event for event in found.events if event["event"] == "rejected"]
     for column, values in scores.items():
@@ -194,13 +196,13 @@ def same(folder: Path, name: str) -> None:
     assert torch.equal(load_file(center)["global_model"], twin.state.global_model)
     for party in NAMES:
         state = folder / "silos" / f"at-{party}"
-        alike(load_file(state / "personal_model.safetensors"), twin.models_[party].state_dict())
-        alike(SiloState(state).load_party_state(ROUNDS), twin.engine_.party_states.get(party))
+        assert_equal_tensors(load_file(state / "personal_model.safetensors"), twin.models_[party].state_dict())
+        assert_equal_tensors(SiloState(state).load_party_state(ROUNDS), twin.engine_.party_states.get(party))
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is waited for: a process that is killed, unlike a machine, loses nothing that was written."""
+def fast_io(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip fsync and long polls: a killed process, unlike a machine, loses nothing that was written."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(remote, "_MIN_POLL", 0.0005)
     monkeypatch.setattr(remote, "_MAX_POLL", 0.001)
@@ -209,7 +211,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(64))
 def test_a_training_with_random_kills_equals_the_simulation(tmp_path: Path, seed: int) -> None:
     name = METHODS[seed % len(METHODS)]
-    fate = disturbed(tmp_path, name, seed)
-    print(*fate.told, sep="\n")  # it is shown if this fails
-    assert fate.kills >= 3
-    same(tmp_path, name)
+    schedule = run_with_kills(tmp_path, name, seed)
+    print(*schedule.log, sep="\n")  # shown if the test fails
+    assert schedule.kills >= 3
+    assert_equals_simulation(tmp_path, name)

@@ -1,4 +1,4 @@
-"""Parties on machines of their own, without the machines: a post in memory, desks with folders, and what dies."""
+"""The protocol between a server and its silos, over an in-memory transport, with faults and kills."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from descant.storage import atomic
 from descant.storage.vault.coreset_rows import CoresetRows, ExpectedCoreset
 from descant.storage.vault.private_keys import PrivateKey
 from descant.storage.vault.vault_folder import Vault
-from descant.tracking import read_run as recorded
+from descant.tracking import read_run
 from silo_file_templates import ADAM_TRAINING, MODEL_AND_METHOD_TABLES, ROWS_SILO_FILE
 from test_wire import FORGED_MESSAGES, to_spill_file
 from toy_problems import classification_parties, network
@@ -74,9 +74,9 @@ LAYOUT = Net.from_model(network, 0).layout
 
 
 class InMemoryTransport:
-    """Letters are answered when they are asked for, by desks that are made anew for every letter, as after a kill.
+    """A transport whose tasks are answered on fetch, by handlers that are built again for every task, as after a kill.
 
-    Answers are files, as Flower's are.
+    Replies are files, as with Flower.
     """
 
     def __init__(self, handlers: dict[str, Callable[[], TaskHandler]]) -> None:
@@ -86,7 +86,7 @@ class InMemoryTransport:
         self.departed = set[str]()
         self.messages: dict[str, tuple[str, bytes]] = {}
         self.pending = set[str]()
-        self.corrupt_reply: Callable[[Task, bytes], bytes | UndeliveredError | None] = lambda task, answer: answer
+        self.corrupt_reply: Callable[[Task, bytes], bytes | UndeliveredError | None] = lambda task, payload: payload
         self.sent_count = 0
 
     def connected_parties(self) -> dict[str, str]:
@@ -108,11 +108,11 @@ class InMemoryTransport:
     def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
         found: dict[str, MessageBytes | UndeliveredError] = {}
         for number in message_ids:
-            party, letter = self.messages.pop(number, ("", b""))
+            party, packed_task = self.messages.pop(number, ("", b""))
             if party:
-                answer = self.corrupt_reply(unpack(letter, Task), self.handlers[party]().answer(letter))
-                if answer is not None:
-                    found[number] = to_spill_file(answer) if isinstance(answer, bytes) else answer
+                payload = self.corrupt_reply(unpack(packed_task, Task), self.handlers[party]().answer(packed_task))
+                if payload is not None:
+                    found[number] = to_spill_file(payload) if isinstance(payload, bytes) else payload
         self.pending -= found.keys()
         return found
 
@@ -121,20 +121,20 @@ class InMemoryTransport:
 
 
 class SimulatedKill(BaseException):
-    """What dies here does not tidy up behind itself."""
+    """A kill: no cleanup code of the killed side runs."""
 
 
 class RestartingTransport(InMemoryTransport):
-    """Desks that live on from letter to letter; one that is killed over a letter is made anew, and given it again."""
+    """A transport with handlers that stay alive between tasks; a killed one is built again and gets its task again."""
 
     def __init__(self, makers: dict[str, Callable[[], TaskHandler]]) -> None:
         self.live_handlers: dict[str, TaskHandler] = {}
         super().__init__({name: partial(self._live_handler, name, make) for name, make in makers.items()})
 
     def _live_handler(self, name: str, make: Callable[[], TaskHandler]) -> TaskHandler:
-        return (
-            self.live_handlers.setdefault(name, make()) if name not in self.live_handlers else self.live_handlers[name]
-        )
+        if name not in self.live_handlers:
+            self.live_handlers[name] = make()
+        return self.live_handlers[name]
 
     def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
         before = dict(self.messages)
@@ -168,26 +168,26 @@ def recipe_for(method: str = "fedgeomed+") -> Recipe:
 def deployed_federation(
     transport: InMemoryTransport,
     recipe: Recipe,
-    patience: WaitLimits = WaitLimits(),  # noqa: B008
-    say: Callable[[str], None] = lambda text: None,
+    limits: WaitLimits = WaitLimits(),  # noqa: B008
+    log: Callable[[str], None] = lambda text: None,
     excluded_parties: Callable[[], Mapping[str, str]] = dict,
 ) -> Federation:
-    """A federation of whoever is there."""
+    """Return a federation of all connected parties."""
     loss = address_of(torch.nn.functional.cross_entropy)
-    meeting = HandshakeTransport(
+    handshakes = HandshakeTransport(
         transport, recipe, "lab", net=Net.from_model(network, 0), loss=loss, log=lambda text: None
     )
-    people = remote_population(meeting.wait_for_quorum(len(transport.connected_parties())))
-    engine = Silos(meeting, patience, say, excluded=excluded_parties)
-    return Federation(network, people, recipe.algorithm(), solver=recipe.solver(), seed=5, engine=engine)
+    population = remote_population(handshakes.wait_for_quorum(len(transport.connected_parties())))
+    engine = Silos(handshakes, limits, log, excluded=excluded_parties)
+    return Federation(network, population, recipe.algorithm(), solver=recipe.solver(), seed=5, engine=engine)
 
 
 def simulated_federation(recipe: Recipe, rounds: int, names: Collection[str] = PARTY_NAMES, **more: Any) -> Federation:
-    people = from_arrays(
+    population = from_arrays(
         {name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classification_parties(5).subset(names).items()}
     )
     settings = {"algorithm": recipe.algorithm(), "solver": recipe.solver(), "seed": 5, **more}
-    return Federation(network, people, **settings).fit(rounds, progress=False)
+    return Federation(network, population, **settings).fit(rounds, progress=False)
 
 
 def assert_same_models(one: Federation, other: Federation, names: Collection[str] = PARTY_NAMES) -> None:
@@ -206,8 +206,8 @@ def test_deployment_equals_the_simulation_bit_for_bit(tmp_path: Path, method: st
     np.testing.assert_array_equal(fed.scores().personal.values, twin.scores().personal.values)
 
 
-OTHERWISE = {
-    "a layer of its own": ("class Layer(torch.nn.Linear): pass\n", "Layer(6, 5), torch.nn.Tanh(), Layer(5, 3)"),
+EQUAL_TENSOR_MODELS = {
+    "a custom layer": ("class Layer(torch.nn.Linear): pass\n", "Layer(6, 5), torch.nn.Tanh(), Layer(5, 3)"),
     "dropout": (
         "",
         "torch.nn.Linear(6, 5), torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Dropout(0.5)), torch.nn.Linear(5, 3)",
@@ -215,26 +215,27 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("how", OTHERWISE)
+@pytest.mark.parametrize("how", EQUAL_TENSOR_MODELS)
 def test_a_model_with_equal_tensors_and_other_code_takes_part(tmp_path: Path, how: str) -> None:
-    """Its model has the federation's names and shapes, and is not computed by the way that the server has tried."""
-    people, (before, layers) = silo_handlers(tmp_path), OTHERWISE[how]
-    written = f"import torch\n{before}" + ROWS_SILO_FILE.replace(
+    """The model has the federation's names and shapes, but does not support the requested execution mode."""
+    handlers = silo_handlers(tmp_path)
+    before, layers = EQUAL_TENSOR_MODELS[how]
+    silo_file = f"import torch\n{before}" + ROWS_SILO_FILE.replace(
         "return network()", f"return torch.nn.Sequential({layers})"
     )
-    (tmp_path / "team0.py").write_text(written.format(name="0"))
-    fed = deployed_federation(InMemoryTransport(people), recipe_for("fedavg"))
+    (tmp_path / "team0.py").write_text(silo_file.format(name="0"))
+    fed = deployed_federation(InMemoryTransport(handlers), recipe_for("fedavg"))
     assert fed.state.execution_mode == "stacked"
     fed.fit(2, progress=False)
     assert not fed.rejections_ and fed.scores().names == PARTY_NAMES
     assert set(SiloResults(tmp_path / "at-0").training_records()) == {1, 2}
-    assert len(compare_with_local(people["0"]().file, tmp_path / "at-0").rows) == 1  # it trains alone by the same way
+    assert len(compare_with_local(handlers["0"]().file, tmp_path / "at-0").rows) == 1  # in the same execution mode
 
 
 def count_survived_kills(folder: Path, run: Callable[[Path], None], every: int = 1) -> int:
-    """At how many of their writes desks died, each time in another run; they are asked again, and nothing differs."""
-    for died in range(400):
-        left = [died * every]
+    """Kill a handler at every `every`-th write, each in a run of its own; return the number of kills."""
+    for kills in range(400):
+        left = [kills * every]
 
         def dying(change: Callable[..., object], *arguments: object, left: list[int] = left) -> object:
             left[0] -= 1
@@ -244,20 +245,20 @@ def count_survived_kills(folder: Path, run: Callable[[Path], None], every: int =
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(atomic, "_do", dying)
-            run(folder / str(died))
+            run(folder / str(kills))
         if left[0] >= 0:
-            return died
-    raise AssertionError("there is always one write more")
+            return kills
+    raise AssertionError("the run never ends without a kill")
 
 
 def count_kills_of_recipe(folder: Path, recipe: Recipe, every: int = 1) -> int:
-    """The same in runs of two rounds by a recipe."""
+    """Return the number of kills in runs of two rounds by a recipe."""
     two = PARTY_NAMES[:2]
     twin = simulated_federation(recipe, 2, two)
 
-    def run(place: Path) -> None:
+    def run(folder: Path) -> None:
         assert_same_models(
-            deployed_federation(RestartingTransport(silo_handlers(place, two)), recipe).fit(2, progress=False),
+            deployed_federation(RestartingTransport(silo_handlers(folder, two)), recipe).fit(2, progress=False),
             twin,
             two,
         )
@@ -269,8 +270,8 @@ def test_a_silo_killed_at_any_write_gives_the_same_models(tmp_path: Path) -> Non
     assert count_kills_of_recipe(tmp_path, recipe_for()) > 50
 
 
-ONLY_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much a process has")
-SLY = """
+ONLY_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from /proc")
+FAILING_SILO_FILE = """
 import os, time
 from toy_problems import classification_parties, network
 
@@ -299,7 +300,7 @@ import torch
 
 
 @pytest.mark.parametrize(
-    ("does", "told"),
+    ("action", "reason"),
     [
         ("raise ValueError('a row: 4711')", "ValueError"),
         ("os._exit(3)", "exited with 3"),
@@ -310,60 +311,63 @@ import torch
     ids=["raises", "exits", "is killed", "hangs", "runs out of memory"],
 )
 def test_failing_silo_code_costs_one_round_and_leaks_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, reason: str
 ) -> None:
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")])
     )
     file = tmp_path / "team0.py"
-    file.write_text(SLY)
-    said: list[str] = []
-    worker = SiloWorker(file, "0", tmp_path / "at", log=said.append)
+    file.write_text(FAILING_SILO_FILE)
+    log_lines: list[str] = []
+    worker = SiloWorker(file, "0", tmp_path / "at", log=log_lines.append)
     try:
-        chosen = recipe_for()
-        layout = Plan.create(network, classification_parties(5), recipe_for().algorithm(), 5, **_rest()).net.layout
-        hello = {"recipe": {**chosen.tables, "model": {}}, "federation": "lab", "layout": layout.digest}
-        report = unpack(worker.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello))), Reply)
-        assert report.status == "ok", report.reason
+        recipe = recipe_for()
+        layout = Plan.create(
+            network, classification_parties(5), recipe_for().algorithm(), 5, **_plan_settings()
+        ).net.layout
+        handshake = {"recipe": {**recipe.tables, "model": {}}, "federation": "lab", "layout": layout.digest}
+        reply = unpack(worker.answer(pack(Task("0", 0, "handshake", arrays={}, settings=handshake))), Reply)
+        assert reply.status == "ok", reply.reason
         center = torch.zeros(layout.width)
         settings = {"seed": 5, "execution_mode": "looped", "layout": layout.digest, "lr": 0.1, "work": 1, "accepted": 0}
         train = Task("0", 1, "train", arrays={"global_model": center, "personal": center}, settings=settings)
-        Path(f"{file}.mark").write_text(does)
-        report = unpack(worker.answer(pack(replace(train, deadline=5.0 if "sleep" in does else 600.0))), Reply)
-        assert report.status == "error" and told in report.reason and "4711" not in report.reason
-        Path(f"{file}.mark").unlink(missing_ok=True)  # a slow machine may have ended it before it read that
+        Path(f"{file}.mark").write_text(action)
+        reply = unpack(worker.answer(pack(replace(train, deadline=5.0 if "sleep" in action else 600.0))), Reply)
+        assert reply.status == "error" and reason in reply.reason and "4711" not in reply.reason
+        Path(f"{file}.mark").unlink(missing_ok=True)  # a slow machine may have ended the worker before it read this
         assert unpack(worker.answer(pack(train)), Reply).status == "ok"
     finally:
         worker.close()
 
 
 def test_a_silo_logs_one_line_per_task(tmp_path: Path) -> None:
-    said = list[str]()
-    post = InMemoryTransport(silo_handlers(tmp_path, ["0"], said.append))
-    fed = deployed_federation(post, recipe_for("fedavg")).fit(2, progress=False)
+    log_lines = list[str]()
+    transport = InMemoryTransport(silo_handlers(tmp_path, ["0"], log_lines.append))
+    fed = deployed_federation(transport, recipe_for("fedavg")).fit(2, progress=False)
     scores = fed.scores()
     rows = classification_parties(5)["0"].samples
-    told = [text for text in said if text.startswith("Round")]
-    assert len(told) == 3
-    for round, text in enumerate(told[:2], 1):
-        loss = f"{fed.history_[round - 1]['loss']:.4f}"  # of one party the mean is its own
+    lines = [text for text in log_lines if text.startswith("Round")]
+    assert len(lines) == 3
+    for round, text in enumerate(lines[:2], 1):
+        loss = f"{fed.history_[round - 1]['loss']:.4f}"  # with one party the mean is its own loss
         assert re.fullmatch(rf"Round {round}: trained on {rows} samples in \d+\.\d s, loss {loss}\.", text), text
-    own, center = (f"{column.mean:.4f}" for column in (scores.personal, scores.global_model))
-    assert re.fullmatch(rf"Round 2: judged in \d+\.\d s, its own model {own}, the common one {center}\.", told[2]), told
+    personal, global_model = (f"{column.mean:.4f}" for column in (scores.personal, scores.global_model))
+    scored = rf"Round 2: evaluated in \d+\.\d s, personal model {personal}, global model {global_model}\."
+    assert re.fullmatch(scored, lines[2]), lines
 
 
 def test_a_silo_logs_sent_coresets_and_repeated_tasks(tmp_path: Path) -> None:
     sent = Reply("0", 1, "train", metrics={"samples": 9, "loss": 1.0, "coreset": 4}, encrypted_coreset=b"rows")
-    assert reply_summary(sent, 0.0).endswith("loss 1.0000, 4 rows sealed and sent, by which it is stood in for.")
-    said = list[str]()
-    post = InMemoryTransport(silo_handlers(tmp_path, ["0"], said.append))
-    fed = deployed_federation(post, recipe_for("fedavg"))
-    post.corrupt_reply = lambda task, answer: (
-        post.handlers["0"]().answer(pack(task)) if task.kind == "train" else answer
+    assert reply_summary(sent, 0.0).endswith("loss 1.0000, 4 rows encrypted and sent as a coreset.")
+    log_lines = list[str]()
+    transport = InMemoryTransport(silo_handlers(tmp_path, ["0"], log_lines.append))
+    fed = deployed_federation(transport, recipe_for("fedavg"))
+    transport.corrupt_reply = lambda task, payload: (
+        transport.handlers["0"]().answer(pack(task)) if task.kind == "train" else payload
     )
     fed.fit(1, progress=False)
-    again = "Round 1: it was asked again, and answers as before."
-    assert [text for text in said if text.startswith("Round")][1:] == [again]
+    again = "Round 1: the task came again; the stored reply is sent."
+    assert [text for text in log_lines if text.startswith("Round")][1:] == [again]
 
 
 def test_silo_log_lines_start_with_the_local_time(
@@ -374,22 +378,22 @@ def test_silo_log_lines_start_with_the_local_time(
     )
     (tmp_path / "team0.py").write_text(ROWS_SILO_FILE.format(name="0"))
     worker = SiloWorker(tmp_path / "team0.py", "0", tmp_path / "at")
-    hello = {"recipe": {**recipe_for().tables, "model": {}}, "federation": "lab", "layout": LAYOUT.digest}
+    handshake = {"recipe": {**recipe_for().tables, "model": {}}, "federation": "lab", "layout": LAYOUT.digest}
     try:
-        worker.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello)))
+        worker.answer(pack(Task("0", 0, "handshake", arrays={}, settings=handshake)))
     finally:
         worker.close()
-    assert re.search(r"^\d\d:\d\d:\d\d Taking part by", capfd.readouterr().err, re.MULTILINE)
+    assert re.search(r"^\d\d:\d\d:\d\d Taking part with", capfd.readouterr().err, re.MULTILINE)
 
 
-def _rest() -> dict[str, object]:
+def _plan_settings() -> dict[str, object]:
     return {"solver": recipe_for().solver(), "loss": torch.nn.functional.cross_entropy, "metric": None}
 
 
-def falsified(letter: Task, answer: bytes, how: str) -> bytes:
-    report = unpack(answer, Reply)
-    first = next(iter(report.arrays))
-    tensor = report.arrays[first]
+def falsify_reply(payload: bytes, how: str) -> bytes:
+    reply = unpack(payload, Reply)
+    first = next(iter(reply.arrays))
+    tensor = reply.arrays[first]
     other = {
         "nan": torch.full_like(tensor, torch.nan),
         "infinite": torch.full_like(tensor, torch.inf),
@@ -398,9 +402,9 @@ def falsified(letter: Task, answer: bytes, how: str) -> bytes:
         "another dtype": tensor.double(),
     }
     if how in other:
-        return pack(replace(report, arrays={**report.arrays, first: other[how]}))
-    arrays = dict(report.arrays)
-    metrics = dict(report.metrics)
+        return pack(replace(reply, arrays={**reply.arrays, first: other[how]}))
+    arrays = dict(reply.arrays)
+    metrics = dict(reply.metrics)
     if how == "a tensor missing":
         del arrays[first]
     elif how == "a tensor too many":
@@ -410,128 +414,139 @@ def falsified(letter: Task, answer: bytes, how: str) -> bytes:
     elif how == "no weight":
         del metrics["samples"]
     elif how == "a name for the terminal":
-        arrays[CLEARS] = torch.zeros(2)
+        arrays[TERMINAL_CODES] = torch.zeros(2)
     elif how == "a name in place of another":
-        arrays[CLEARS] = arrays.pop(first)
-    status: Any = CLEARS if how == "a status for the terminal" else report.status
-    return pack(replace(report, status=status, arrays=arrays, metrics=metrics))
+        arrays[TERMINAL_CODES] = arrays.pop(first)
+    status: Any = TERMINAL_CODES if how == "a status for the terminal" else reply.status
+    return pack(replace(reply, status=status, arrays=arrays, metrics=metrics))
 
 
-BYTES: dict[str, Callable[[bytes], bytes]] = {
-    "too long": lambda answer: answer + bytes(2**23),
-    "nothing": lambda answer: b"",
-    "cut": lambda answer: answer[: len(answer) // 2],
-    "a pickle": lambda answer: b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94.",
-    "an npz bomb": lambda answer: _bomb(2**26),
-    "a flipped bit": lambda answer: answer[:-1] + bytes([answer[-1] ^ 1]),
-    "a header that lies": lambda answer: (2**62).to_bytes(8, "little") + answer[8:],
+FALSE_BYTES: dict[str, Callable[[bytes], bytes]] = {
+    "too long": lambda payload: payload + bytes(2**23),
+    "nothing": lambda payload: b"",
+    "cut": lambda payload: payload[: len(payload) // 2],
+    "a pickle": lambda payload: b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94.",
+    "an npz bomb": lambda payload: _npz_bomb(2**26),
+    "a flipped bit": lambda payload: payload[:-1] + bytes([payload[-1] ^ 1]),
+    "a header that lies": lambda payload: (2**62).to_bytes(8, "little") + payload[8:],
 }
-REPORTS = ["nan", "infinite", "another shape", "a shape that broadcasts", "another dtype", "a tensor missing"]
-REPORTS += ["a tensor too many", "an absurd weight", "no weight", "a name for the terminal"]
-REPORTS += ["a name in place of another", "a status for the terminal"]
-CLEARS = "\x1b[2J" * 10**4  # what a terminal obeys, and long
+FALSE_REPLIES = ["nan", "infinite", "another shape", "a shape that broadcasts", "another dtype", "a tensor missing"]
+FALSE_REPLIES += ["a tensor too many", "an absurd weight", "no weight", "a name for the terminal"]
+FALSE_REPLIES += ["a name in place of another", "a status for the terminal"]
+TERMINAL_CODES = "\x1b[2J" * 10**4  # a long terminal control sequence
 
 
-def _bomb(size: int) -> bytes:
-    """A file of numpy that is a thousand times as large as its bytes once it is read."""
+def _npz_bomb(size: int) -> bytes:
+    """Return a compressed NumPy file that is a thousand times larger once it is read."""
     file = io.BytesIO()
     np.savez_compressed(file, weights=np.zeros(size, np.uint8))
     return file.getvalue()
 
 
-@pytest.mark.parametrize("how", [*REPORTS, *BYTES, *FORGED_MESSAGES])
+@pytest.mark.parametrize("how", [*FALSE_REPLIES, *FALSE_BYTES, *FORGED_MESSAGES])
 def test_an_invalid_reply_is_rejected_and_the_others_continue(tmp_path: Path, how: str) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
 
-    def spoil(task: Task, answer: bytes) -> bytes:
+    def corrupt(task: Task, payload: bytes) -> bytes:
         if task.party != "1" or task.kind != "train":
-            return answer
+            return payload
         return (
             FORGED_MESSAGES[how]()
             if how in FORGED_MESSAGES
-            else BYTES[how](answer)
-            if how in BYTES
-            else falsified(task, answer, how)
+            else FALSE_BYTES[how](payload)
+            if how in FALSE_BYTES
+            else falsify_reply(payload, how)
         )
 
-    post.corrupt_reply = spoil
-    fed = deployed_federation(post, recipe_for("fedavg"))
+    transport.corrupt_reply = corrupt
+    fed = deployed_federation(transport, recipe_for("fedavg"))
     if how in FORGED_MESSAGES:
-        fed.engine_._max_message_bytes = 2**40  # as where the model is large: its size does not give a letter away
+        fed.engine_._max_message_bytes = 2**40  # as for a large model: the size alone does not reveal a forged message
     with pytest.warns(DescantWarning, match="refused"):
         fed.fit(2, progress=False)
-    assert [refusal.party for refusal in fed.rejections_] == ["1", "1"]
-    assert "it answered for" not in str(fed.rejections_[0])  # it says the party and the round that were asked
-    assert all(str(refusal).isprintable() and len(str(refusal)) < 800 for refusal in fed.rejections_)
+    assert [rejection.party for rejection in fed.rejections_] == ["1", "1"]
+    assert "it answered for" not in str(fed.rejections_[0])  # it names the requested party and round
+    assert all(str(rejection).isprintable() and len(str(rejection)) < 800 for rejection in fed.rejections_)
     without = simulated_federation(recipe_for("fedavg"), 2, [name for name in PARTY_NAMES if name != "1"])
     assert torch.equal(fed.state.global_model, without.state.global_model)
 
 
-@pytest.mark.parametrize("whose", ["another party's", "an old round's"])
-def test_a_reply_to_another_task_is_rejected(tmp_path: Path, whose: str) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    kept = dict[tuple[str, int], bytes]()
+@pytest.mark.parametrize("source", ["another party", "an old round"])
+def test_a_reply_to_another_task_is_rejected(tmp_path: Path, source: str) -> None:
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    replies = dict[tuple[str, int], bytes]()
 
-    def spoil(task: Task, answer: bytes) -> bytes:
-        kept[task.party, task.round] = answer
+    def corrupt(task: Task, payload: bytes) -> bytes:
+        replies[task.party, task.round] = payload
         if task.party != "1" or task.round != 2 or task.kind != "train":
-            return answer
-        return kept["0", 2] if whose == "another party's" else kept["1", 1]
+            return payload
+        return replies["0", 2] if source == "another party" else replies["1", 1]
 
-    post.corrupt_reply = spoil
+    transport.corrupt_reply = corrupt
     with pytest.warns(DescantWarning, match="refused"):
-        fed = deployed_federation(post, recipe_for("fedavg")).fit(3, progress=False)
-    [refusal] = fed.rejections_
-    assert refusal.party == "1" and refusal.round == 2 and "was asked for" in refusal.reason
+        fed = deployed_federation(transport, recipe_for("fedavg")).fit(3, progress=False)
+    [rejection] = fed.rejections_
+    assert rejection.party == "1" and rejection.round == 2 and "was asked for" in rejection.reason
 
 
 def test_a_silo_declines_invalid_tasks(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    fed = deployed_federation(post, recipe_for("fedavg")).fit(2, progress=False)
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    fed = deployed_federation(transport, recipe_for("fedavg")).fit(2, progress=False)
     plan = fed.plan_
-    desk = post.handlers["0"]()
+    handler = transport.handlers["0"]()
 
-    def said(**changes: object) -> str:
+    def decline_reason(**changes: object) -> str:
         task = next(iter(make_tasks(plan, fed.state, {"0": plan.solver.hyper}, kind="train", index=3)))
         task = replace(task, settings={**task.settings, "accepted": 2, **changes.pop("settings", {})}, **changes)  # type: ignore[arg-type, dict-item]
-        report = unpack(desk.answer(pack(task)), Reply)
-        assert report.status in ("declined", "error") and not report.arrays
-        return report.reason
+        reply = unpack(handler.answer(pack(task)), Reply)
+        assert reply.status in ("declined", "error") and not reply.arrays
+        return reply.reason
 
-    assert "'0'" in said(party="1")
-    assert "not answered here" in said(kind="personal") and "not answered here" in said(kind="proxy")
-    assert "cannot follow" in said(settings={"accepted": 3}) and "cannot follow" in said(settings={"accepted": None})
-    assert "Stale" in said(settings={"accepted": 0})
-    assert "ModelError" in said(settings={"layout": "another"})
-    assert "handshake" in unpack(desk.answer(b"no letter"), Reply).kind
+    assert "'0'" in decline_reason(party="1")
+    for kind in ("personal", "proxy"):
+        assert "not answered here" in decline_reason(kind=kind)
+    for accepted in (3, None):
+        assert "cannot follow" in decline_reason(settings={"accepted": accepted})
+    assert "Stale" in decline_reason(settings={"accepted": 0})
+    assert "ModelError" in decline_reason(settings={"layout": "another"})
+    assert "handshake" in unpack(handler.answer(b"no task"), Reply).kind
 
 
-def test_a_party_without_an_accountant_declines_the_handshake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = list[str]()
-    chosen = read_recipe(RECIPE.format(method="fedavg") + 'wrap = [{wrapper = "local_dp", noise = 4.0, budget = 9.0}]')
-    [desk] = silo_handlers(tmp_path, ["0"], said.append).values()
-    hello = {"recipe": training_part(chosen.tables), "federation": "lab", "layout": LAYOUT.digest}
-    letter = pack(Task("0", 0, "handshake", arrays={}, settings=hello))
-    assert unpack(desk().answer(letter), Reply).status == "ok"
+def test_a_party_without_an_accountant_declines_the_handshake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_lines = list[str]()
+    recipe = read_recipe(RECIPE.format(method="fedavg") + 'wrap = [{wrapper = "local_dp", noise = 4.0, budget = 9.0}]')
+    [handler] = silo_handlers(tmp_path, ["0"], log_lines.append).values()
+    handshake = {"recipe": training_part(recipe.tables), "federation": "lab", "layout": LAYOUT.digest}
+    packed_task = pack(Task("0", 0, "handshake", arrays={}, settings=handshake))
+    assert unpack(handler().answer(packed_task), Reply).status == "ok"
     epsilon.cache_clear()
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    assert unpack(desk().answer(letter), Reply).status == "declined" and "pip install 'descant[dp]'" in said[-1]
+    assert (
+        unpack(handler().answer(packed_task), Reply).status == "declined"
+        and "pip install 'descant[dp]'" in log_lines[-1]
+    )
 
 
 def test_a_loss_mismatch_does_not_reveal_the_path_of_the_server_file(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path, ["0"]))
-    meeting = HandshakeTransport(
-        post, recipe_for(), "lab", net=Net.from_model(network, 0), loss="/home/organiser/secret/mine.py:loss", log=len
+    transport = InMemoryTransport(silo_handlers(tmp_path, ["0"]))
+    handshakes = HandshakeTransport(
+        transport,
+        recipe_for(),
+        "lab",
+        net=Net.from_model(network, 0),
+        loss="/home/operator/secret/mine.py:loss",
+        log=len,
     )
-    assert not meeting.connected_parties()
-    [(_, letter)] = post.messages.values()
-    assert "federation's is mine.py:loss" in unpack(letter, Task).settings["reason"] and b"organiser" not in letter
+    assert not handshakes.connected_parties()
+    [(_, packed_task)] = transport.messages.values()
+    assert (
+        "federation's is mine.py:loss" in unpack(packed_task, Task).settings["reason"]
+        and b"operator" not in packed_task
+    )
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("changes", "why"),
     [
         ({"layout": "another"}, "model"),
         ({"federation": 7}, "federation"),
@@ -540,29 +555,29 @@ def test_a_loss_mismatch_does_not_reveal_the_path_of_the_server_file(tmp_path: P
         ({"recipe": {"method": {"algorithm": "unheard"}}}, "unheard"),
     ],
 )
-def test_a_silo_declines_an_invalid_handshake(tmp_path: Path, said: dict[str, object], why: str) -> None:
-    desk = silo_handlers(tmp_path)["0"]()
-    hello = {"recipe": recipe_for().tables, "federation": "lab", "layout": "", **said}
-    report = unpack(desk.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello))), Reply)
-    assert report.status == "declined" and why in report.reason
+def test_a_silo_declines_an_invalid_handshake(tmp_path: Path, changes: dict[str, object], why: str) -> None:
+    handler = silo_handlers(tmp_path)["0"]()
+    handshake = {"recipe": recipe_for().tables, "federation": "lab", "layout": "", **changes}
+    reply = unpack(handler.answer(pack(Task("0", 0, "handshake", arrays={}, settings=handshake))), Reply)
+    assert reply.status == "declined" and why in reply.reason
 
 
 def test_a_silo_in_the_folder_of_another_party_declines_and_writes_nothing(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    deployed_federation(post, recipe_for("fedavg")).fit(1, progress=False)
-    place = tmp_path / "at-1"
-    before = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
-    desk = TaskHandler(SiloFile(tmp_path / "team0.py", "0"), place, lambda text: None)
-    hello = {"recipe": training_part(recipe_for("fedavg").tables), "federation": "lab", "layout": LAYOUT.digest}
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    deployed_federation(transport, recipe_for("fedavg")).fit(1, progress=False)
+    folder = tmp_path / "at-1"
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    handler = TaskHandler(SiloFile(tmp_path / "team0.py", "0"), folder, lambda text: None)
+    handshake = {"recipe": training_part(recipe_for("fedavg").tables), "federation": "lab", "layout": LAYOUT.digest}
     settings = {"seed": 5, "execution_mode": "looped", "layout": LAYOUT.digest, "lr": 0.1, "work": 1, "accepted": 1}
     center = {"global_model": torch.zeros(LAYOUT.width)}
     for task in (
-        Task("0", 0, "handshake", arrays={}, settings=hello),
+        Task("0", 0, "handshake", arrays={}, settings=handshake),
         Task("0", 2, "train", arrays=center, settings=settings),
     ):
-        report = unpack(desk.answer(pack(task)), Reply)
-        assert report.status == "declined" and "'1'" in report.reason and "'0'" in report.reason
-    assert {file: file.read_bytes() for file in place.rglob("*") if file.is_file()} == before
+        reply = unpack(handler.answer(pack(task)), Reply)
+        assert reply.status == "declined" and "'1'" in reply.reason and "'0'" in reply.reason
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
 
 
 AGREED = RECIPE.format(method="fedavg")
@@ -586,248 +601,271 @@ def test_a_silo_accepts_only_the_recipe_of_its_invite(
 ) -> None:
     silo_handlers(tmp_path)
     wanted, found = (sha256(one.encode()).hexdigest() for one in (agreed, text))
-    desk = TaskHandler(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at", lambda text: None, recipe_digest=wanted)
-    hello = {
+    handler = TaskHandler(
+        SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at", lambda text: None, recipe_digest=wanted
+    )
+    handshake = {
         "recipe": training_part(read_recipe(done).tables),
         "federation": "lab",
         "layout": LAYOUT.digest,
         "text": text,
     }
-    report = unpack(desk.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello))), Reply)
-    assert (report.status == "ok") == (not why) and why in report.reason
-    assert wanted == found or (wanted in report.reason and found in report.reason)
+    reply = unpack(handler.answer(pack(Task("0", 0, "handshake", arrays={}, settings=handshake))), Reply)
+    assert (reply.status == "ok") == (not why) and why in reply.reason
+    assert wanted == found or (wanted in reply.reason and found in reply.reason)
 
 
 def test_a_round_with_a_quorum_continues_and_names_the_missing_party(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    post.corrupt_reply = lambda task, answer: None if task.party == "1" and task.round == 2 else answer
-    fed = deployed_federation(post, recipe_for("fedavg"), WaitLimits(deadline=0.2, quorum=3))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    transport.corrupt_reply = lambda task, payload: None if task.party == "1" and task.round == 2 else payload
+    fed = deployed_federation(transport, recipe_for("fedavg"), WaitLimits(deadline=0.2, quorum=3))
     with pytest.warns(DescantWarning, match="went on without it"):
         fed.fit(3, progress=False)
-    assert [refusal.party for refusal in fed.rejections_] == ["1"]
+    assert [rejection.party for rejection in fed.rejections_] == ["1"]
     twin = simulated_federation(recipe_for("fedavg"), 3)
     assert not torch.equal(fed.state.global_model, twin.state.global_model)
 
 
 def test_overdue_tasks_are_discarded(tmp_path: Path) -> None:
-    """A server whose parties do not answer, or cannot take part, keeps no number of their letters for ever."""
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    post.corrupt_reply = lambda task, answer: None if task.party == "1" and task.kind == "train" else answer
-    fed = deployed_federation(post, recipe_for("fedavg"), WaitLimits(deadline=0.05, quorum=3))
+    """The server keeps no message ids of parties that never reply."""
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    transport.corrupt_reply = lambda task, payload: None if task.party == "1" and task.kind == "train" else payload
+    fed = deployed_federation(transport, recipe_for("fedavg"), WaitLimits(deadline=0.05, quorum=3))
     with pytest.warns(DescantWarning, match="went on without it"):
         for _ in fed.rounds(4):
-            assert len(post.pending) == 1
+            assert len(transport.pending) == 1
     assert fed.history_[-1]["presence"] == "p.pp"
 
 
 def test_a_round_without_quorum_resends_the_task_on_reconnect(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     lost = [3]
 
-    def spoil(task: Task, answer: bytes) -> bytes | UndeliveredError:
+    def corrupt(task: Task, payload: bytes) -> bytes | UndeliveredError:
         if task.party == "1" and task.round == 2 and lost[0]:
             lost[0] -= 1
             return UndeliveredError("its machine is off")
-        return answer
+        return payload
 
-    post.corrupt_reply = spoil
-    fed = deployed_federation(post, recipe_for()).fit(3, progress=False)
+    transport.corrupt_reply = corrupt
+    fed = deployed_federation(transport, recipe_for()).fit(3, progress=False)
     assert not lost[0] and not fed.rejections_
     assert_same_models(fed, simulated_federation(recipe_for(), 3))
 
 
-class Waits(Exception):
-    """The server waits for somebody, and would do so for ever."""
+class ServerWaits(Exception):
+    """The server waits for a party, and would wait forever."""
 
 
-def listening(said: list[str]) -> Callable[[str], None]:
-    """Keeps what the server says; where it waits, the test ends."""
+def stop_when_waiting(log_lines: list[str]) -> Callable[[str], None]:
+    """Return a log function that keeps the lines and ends the test when the server waits."""
 
-    def hear(text: str) -> None:
-        said.append(text)
+    def log(text: str) -> None:
+        log_lines.append(text)
         if "Waiting" in text:
-            raise Waits(text)
+            raise ServerWaits(text)
 
-    return hear
-
-
-QUORUM = {None: WaitLimits(min_parties=4, grace=0), 3: WaitLimits(min_parties=4, quorum=3, deadline=0.1, grace=0)}
+    return log
 
 
-def without(name: str, since: int) -> Timetable:
+LIMITS_BY_QUORUM = {
+    None: WaitLimits(min_parties=4, grace=0),
+    3: WaitLimits(min_parties=4, quorum=3, deadline=0.1, grace=0),
+}
+
+
+def timetable_without(name: str, since: int) -> Timetable:
     return Timetable.from_records([{"party": name, "to": since - 1}])
 
 
 def test_later_rounds_start_with_a_quorum(tmp_path: Path) -> None:
-    """`gather` is for the first round: who is gone later is waited for by nobody, and named."""
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
-    fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said))
+    """`min_parties` holds for the first round: later rounds name an absent party and do not wait for it."""
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
+    fed = deployed_federation(transport, recipe_for(), LIMITS_BY_QUORUM[3], stop_when_waiting(log_lines))
     for round in fed.rounds(4):
-        post.unreachable = {"1"} if round.index > 1 else set()
-    assert [text for text in said if "without" in text] == ["Round 3 begins without 1."]
-    assert_same_models(fed, simulated_federation(recipe_for(), 4, participation=without("1", 3)))
+        transport.unreachable = {"1"} if round.index > 1 else set()
+    assert [text for text in log_lines if "without" in text] == ["Round 3 begins without 1."]
+    assert_same_models(fed, simulated_federation(recipe_for(), 4, participation=timetable_without("1", 3)))
 
 
 def test_the_first_round_waits_for_min_parties(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
-    fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said))
-    post.unreachable = {"1"}
-    with pytest.raises(Waits, match=r"3 of 4 parties are connected. Waiting for 1."):
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
+    fed = deployed_federation(transport, recipe_for(), LIMITS_BY_QUORUM[3], stop_when_waiting(log_lines))
+    transport.unreachable = {"1"}
+    with pytest.raises(ServerWaits, match=r"3 of 4 parties are connected. Waiting for 1."):
         fed.fit(1, progress=False)
-    post.unreachable = set()
+    transport.unreachable = set()
     assert_same_models(fed.fit(2, progress=False), simulated_federation(recipe_for(), 2))
 
 
 def test_without_a_quorum_every_round_waits_for_min_parties(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
-    fed = deployed_federation(post, recipe_for(), QUORUM[None], listening(said))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
+    fed = deployed_federation(transport, recipe_for(), LIMITS_BY_QUORUM[None], stop_when_waiting(log_lines))
     fed.fit(1, progress=False)
-    post.unreachable = {"1"}
-    with pytest.raises(Waits, match=r"3 of 4 parties are connected. Waiting for 1."):
+    transport.unreachable = {"1"}
+    with pytest.raises(ServerWaits, match=r"3 of 4 parties are connected. Waiting for 1."):
         fed.fit(1, progress=False)
-    post.unreachable = set()
+    transport.unreachable = set()
     assert_same_models(fed.fit(1, progress=False), simulated_federation(recipe_for(), 2))
 
 
 def test_evaluation_does_not_wait_for_a_party_that_left(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
-    fed = deployed_federation(post, recipe_for(), QUORUM[None], listening(said)).fit(2, progress=False)
-    post.unreachable = {"1"}
-    with pytest.raises(Waits, match=r"Waiting for 1\."):  # it fell silent, and comes back
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
+    fed = deployed_federation(transport, recipe_for(), LIMITS_BY_QUORUM[None], stop_when_waiting(log_lines)).fit(
+        2, progress=False
+    )
+    transport.unreachable = {"1"}
+    with pytest.raises(ServerWaits, match=r"Waiting for 1\."):  # it fell silent and may come back
         fed.scores()
-    post.departed = {"1"}
+    transport.departed = {"1"}
     assert fed.scores().names == ("0", "2", "3")
-    with pytest.raises(Waits, match=r"Waiting for 1\."):
+    with pytest.raises(ServerWaits, match=r"Waiting for 1\."):
         fed.fit(1, progress=False)
 
 
 def test_no_round_starts_below_the_quorum(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
-    fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said)).fit(1, progress=False)
-    post.unreachable = {"1", "2"}
-    with pytest.raises(Waits, match=r"2 of 3 parties are connected. Waiting for 1, 2."):
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
+    fed = deployed_federation(transport, recipe_for(), LIMITS_BY_QUORUM[3], stop_when_waiting(log_lines)).fit(
+        1, progress=False
+    )
+    transport.unreachable = {"1", "2"}
+    with pytest.raises(ServerWaits, match=r"2 of 3 parties are connected. Waiting for 1, 2."):
         fed.fit(1, progress=False)
 
 
-@pytest.mark.parametrize("quorum", QUORUM)
+@pytest.mark.parametrize("quorum", LIMITS_BY_QUORUM)
 @pytest.mark.parametrize("begun", [0, 2], ids=["before the first round", "later"])
 def test_no_round_waits_for_a_revoked_party(tmp_path: Path, quorum: int | None, begun: int) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
     revoked = dict[str, str]()
-    patience = replace(QUORUM[quorum], quorum=quorum and 2)
-    fed = deployed_federation(post, recipe_for(), patience, listening(said), lambda: revoked)
+    limits = replace(LIMITS_BY_QUORUM[quorum], quorum=quorum and 2)
+    fed = deployed_federation(transport, recipe_for(), limits, stop_when_waiting(log_lines), lambda: revoked)
     for name in ("1", "2"):
         fed.fit(begun, progress=False)
         revoked[name] = "it was revoked"
-    post.unreachable = {"2"}  # and 1 is there still, as one is whom the proxy has not cut off yet
+    transport.unreachable = {"2"}  # party 1 is still connected: the proxy has not disconnected it yet
     fed.fit(2, progress=False)
     assert fed.history_[-1]["presence"] == ("paap" if begun else "p..p")
 
 
 def test_revoked_parties_do_not_lower_the_quorum(tmp_path: Path) -> None:
-    """Or the common model could be that of the one party which is left; those who are there can still be judged."""
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    """Otherwise the global model could be that of a single party; connected parties can still be evaluated."""
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     revoked = dict[str, str]()
-    fed = deployed_federation(post, recipe_for(), QUORUM[3], listening([]), lambda: revoked).fit(1, progress=False)
+    fed = deployed_federation(transport, recipe_for(), LIMITS_BY_QUORUM[3], stop_when_waiting([]), lambda: revoked).fit(
+        1, progress=False
+    )
     revoked |= {"1": "it was revoked", "2": "it was forgotten"}
-    with pytest.raises(Waits, match=r"2 of 3 parties are connected. Waiting for new invites.*smaller --quorum"):
+    with pytest.raises(ServerWaits, match=r"2 of 3 parties are connected. Waiting for new invites.*smaller --quorum"):
         fed.fit(1, progress=False)
     assert fed.scores().names == ("0", "3") and fed.state.round == 1
 
 
 def test_a_lost_task_of_a_revoked_party_is_dropped(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     revoked = dict[str, str]()
 
-    def spoil(task: Task, answer: bytes) -> bytes | UndeliveredError:
+    def corrupt(task: Task, payload: bytes) -> bytes | UndeliveredError:
         if task.party != "1" or task.round != 2:
-            return answer
-        post.unreachable = {"1"}
+            return payload
+        transport.unreachable = {"1"}
         revoked["1"] = "it was revoked"
         return UndeliveredError("its machine is off")
 
-    post.corrupt_reply = spoil
+    transport.corrupt_reply = corrupt
     fed = deployed_federation(
-        post, recipe_for(), WaitLimits(min_parties=4, timeout=20), excluded_parties=lambda: revoked
+        transport, recipe_for(), WaitLimits(min_parties=4, timeout=20), excluded_parties=lambda: revoked
     )
     with pytest.warns(DescantWarning, match="party '1': lost: it was revoked"):
         fed.fit(3, progress=False)
-    assert_same_models(fed, simulated_federation(recipe_for(), 3, participation=without("1", 2)), ["0", "2", "3"])
+    assert_same_models(
+        fed, simulated_federation(recipe_for(), 3, participation=timetable_without("1", 2)), ["0", "2", "3"]
+    )
 
 
-@pytest.mark.parametrize("answer", [UndeliveredError("it has gone"), None], ids=["that is told", "that nobody tells"])
-def test_a_round_does_not_wait_for_a_party_that_left_during_it(tmp_path: Path, answer: UndeliveredError | None) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
+@pytest.mark.parametrize("outcome", [UndeliveredError("it has gone"), None], ids=["with an error", "silently"])
+def test_a_round_does_not_wait_for_a_party_that_left_during_it(
+    tmp_path: Path, outcome: UndeliveredError | None
+) -> None:
+    transport = InMemoryTransport(silo_handlers(tmp_path))
 
-    def spoil(task: Task, true: bytes) -> bytes | UndeliveredError | None:
+    def corrupt(task: Task, true: bytes) -> bytes | UndeliveredError | None:
         if task.party != "1" or task.round != 2:
             return true
-        post.unreachable = {"1"}
-        post.departed = {"1"}
-        return answer
+        transport.unreachable = {"1"}
+        transport.departed = {"1"}
+        return outcome
 
-    post.corrupt_reply = spoil
-    fed = deployed_federation(post, recipe_for(), WaitLimits(min_parties=3, timeout=20))
+    transport.corrupt_reply = corrupt
+    fed = deployed_federation(transport, recipe_for(), WaitLimits(min_parties=3, timeout=20))
     with pytest.warns(DescantWarning, match="party '1': lost: it has left"):
         fed.fit(3, progress=False)
-    assert_same_models(fed, simulated_federation(recipe_for(), 3, participation=without("1", 2)), ["0", "2", "3"])
+    assert_same_models(
+        fed, simulated_federation(recipe_for(), 3, participation=timetable_without("1", 2)), ["0", "2", "3"]
+    )
 
 
 def test_a_party_that_left_and_reconnected_gets_its_task_again(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     times = [0]
 
-    def spoil(task: Task, true: bytes) -> bytes | None:
+    def corrupt(task: Task, true: bytes) -> bytes | None:
         times[0] += (first := task.party == "1" and task.round == 2 and not times[0])
         if first:
-            post.departed, post.session_ids["1"] = {"1"}, "again"
+            transport.departed, transport.session_ids["1"] = {"1"}, "again"
         return None if first else true
 
-    post.corrupt_reply = spoil
-    fed = deployed_federation(post, recipe_for(), WaitLimits(timeout=20)).fit(3, progress=False)
+    transport.corrupt_reply = corrupt
+    fed = deployed_federation(transport, recipe_for(), WaitLimits(timeout=20)).fit(3, progress=False)
     assert times == [1] and not fed.rejections_
     assert_same_models(fed, simulated_federation(recipe_for(), 3))
 
 
 def test_an_error_reply_counts_toward_the_quorum(tmp_path: Path) -> None:
-    """One fails and one is dead: the round goes on with the two others, and does not wait for the dead one."""
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
+    """One party fails and one is dead: the round continues with the two others and does not wait for the dead one."""
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
 
-    def spoil(task: Task, answer: bytes) -> bytes | None:
+    def corrupt(task: Task, payload: bytes) -> bytes | None:
         if task.round != 2 or task.party not in "12":
-            return answer
+            return payload
         return None if task.party == "2" else pack(Reply("1", 2, "train", status="error", reason="KeyError."))
 
-    post.corrupt_reply = spoil
-    fed = deployed_federation(post, recipe_for(), replace(QUORUM[3], timeout=20), listening(said))
-    with pytest.warns(DescantWarning, match="2 of 4 reports were refused"):
+    transport.corrupt_reply = corrupt
+    fed = deployed_federation(
+        transport, recipe_for(), replace(LIMITS_BY_QUORUM[3], timeout=20), stop_when_waiting(log_lines)
+    )
+    with pytest.warns(DescantWarning, match="2 of 4 replies were rejected"):
         fed.fit(2, progress=False)
     assert fed.history_[-1]["presence"] == "paap"
-    assert {refusal.party: refusal.reason for refusal in fed.rejections_}["2"].endswith("the round went on without it")
+    assert {rejection.party: rejection.reason for rejection in fed.rejections_}["2"].endswith(
+        "the round went on without it"
+    )
 
 
 def test_a_round_without_quorum_at_its_deadline_names_the_missing_parties(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
-    post.corrupt_reply = lambda task, answer: None if task.party in "12" and task.round == 2 else answer
-    fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
+    transport.corrupt_reply = lambda task, payload: None if task.party in "12" and task.round == 2 else payload
+    fed = deployed_federation(transport, recipe_for(), LIMITS_BY_QUORUM[3], stop_when_waiting(log_lines))
     needs = "2 of its quorum of 3 replies after 0.1 s"
-    with pytest.raises(Waits, match=f"Round 2 has {needs}. Waiting for 1, 2."):
+    with pytest.raises(ServerWaits, match=f"Round 2 has {needs}. Waiting for 1, 2."):
         fed.fit(2, progress=False)
 
 
 def test_evaluation_waits_for_no_party_after_the_deadline(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
-    post.corrupt_reply = lambda task, answer: None if task.party in "12" and task.kind == "evaluate" else answer
-    fed = deployed_federation(post, recipe_for(), QUORUM[3], listening(said)).fit(1, progress=False)
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
+    transport.corrupt_reply = lambda task, payload: None if task.party in "12" and task.kind == "evaluate" else payload
+    fed = deployed_federation(transport, recipe_for(), LIMITS_BY_QUORUM[3], stop_when_waiting(log_lines)).fit(
+        1, progress=False
+    )
     with pytest.warns(DescantWarning, match="could not be evaluated.*no reply within 0.1 s"):
         own = fed.scores().personal.values
     assert np.isnan(own).tolist() == [False, True, True, False]
@@ -835,111 +873,113 @@ def test_evaluation_waits_for_no_party_after_the_deadline(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("lie", [10**400, "high", [1.0], None], ids=["too large", "a word", "a list", "nothing"])
 def test_an_invalid_score_is_recorded_as_nan(tmp_path: Path, lie: object) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
 
-    def spoil(task: Task, answer: bytes) -> bytes:
+    def corrupt(task: Task, payload: bytes) -> bytes:
         if task.party != "1" or task.kind != "evaluate":
-            return answer
-        return pack(replace(report := unpack(answer, Reply), metrics={**report.metrics, "personal": lie}))
+            return payload
+        return pack(replace(reply := unpack(payload, Reply), metrics={**reply.metrics, "personal": lie}))
 
-    post.corrupt_reply = spoil
+    transport.corrupt_reply = corrupt
     atomic.make_folder(tmp_path / "run")
-    trained(tmp_path / "run", post, "fedavg", PARTY_NAMES, lambda text: None, patience=QUORUM[None])
-    own = recorded(tmp_path / "run" / "training").numbers.scores["personal"][-1]
+    run_training(tmp_path / "run", transport, "fedavg", PARTY_NAMES, lambda text: None, limits=LIMITS_BY_QUORUM[None])
+    own = read_run(tmp_path / "run" / "training").numbers.scores["personal"][-1]
     assert np.isnan(own).tolist() == [False, True, False, False]
 
 
 def test_secure_aggregation_waits_for_its_min_parties(tmp_path: Path) -> None:
-    """Else all rounds would be used up, each of them void."""
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
-    chosen = read_recipe(RECIPE.format(method="fedavg") + 'wrap = [{wrapper = "secure"}]')
-    fed = deployed_federation(post, chosen, WaitLimits(quorum=2, deadline=0.1), listening(said)).fit(1, progress=False)
-    post.unreachable = {"1"}
+    """Otherwise all rounds would be used up, each of them void."""
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
+    recipe = read_recipe(RECIPE.format(method="fedavg") + 'wrap = [{wrapper = "secure"}]')
+    fed = deployed_federation(transport, recipe, WaitLimits(quorum=2, deadline=0.1), stop_when_waiting(log_lines)).fit(
+        1, progress=False
+    )
+    transport.unreachable = {"1"}
     fed.fit(1, progress=False)
-    post.unreachable = {"1", "2"}
-    with pytest.raises(Waits, match=r"2 of 3 parties are connected. Waiting for 1, 2."):
+    transport.unreachable = {"1", "2"}
+    with pytest.raises(ServerWaits, match=r"2 of 3 parties are connected. Waiting for 1, 2."):
         fed.fit(1, progress=False)
 
 
 def test_a_party_that_lost_its_state_starts_again_and_reports_it(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    told = list[float]()
-    fed = deployed_federation(post, recipe_for()).fit(2, progress=False)
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    resets = list[float]()
+    fed = deployed_federation(transport, recipe_for()).fit(2, progress=False)
     for file in (tmp_path / "at-1").glob("*"):
         if file.name != "handshake.json":
             file.unlink()
     for round in fed.rounds(2):
-        told.append(round.round.metrics["1"].get("state_reset", 0.0))
-    assert told == [1.0, 0.0] and not fed.rejections_
+        resets.append(round.round.metrics["1"].get("state_reset", 0.0))
+    assert resets == [1.0, 0.0] and not fed.rejections_
 
 
 def test_no_round_is_accepted_below_the_quorum(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     lost = dict.fromkeys(("1", "2"), 4)
 
-    def spoil(task: Task, answer: bytes) -> bytes | UndeliveredError:
+    def corrupt(task: Task, payload: bytes) -> bytes | UndeliveredError:
         if task.round == 2 and lost.get(task.party):
             lost[task.party] -= 1
             return UndeliveredError("its machine is off")
-        return answer
+        return payload
 
-    post.corrupt_reply = spoil
-    fed = deployed_federation(post, recipe_for("fedavg"), WaitLimits(deadline=0.01, quorum=3))
+    transport.corrupt_reply = corrupt
+    fed = deployed_federation(transport, recipe_for("fedavg"), WaitLimits(deadline=0.01, quorum=3))
     for round in fed.rounds(3):
         assert len(round.round.accepted) >= 3
 
 
 def test_a_party_with_a_new_session_gets_its_task_again(tmp_path: Path) -> None:
-    """Flower tells of nobody who was away for a moment only: what it had fetched is never answered."""
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    """Flower does not report a short disconnection: a task fetched before it is never answered."""
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     swallowed = [1]
 
-    def spoil(task: Task, answer: bytes) -> bytes | None:
+    def corrupt(task: Task, payload: bytes) -> bytes | None:
         if task.party == "1" and task.round == 2 and task.kind == "train" and swallowed[0]:
             swallowed[0] -= 1
-            post.session_ids["1"] = "second"
+            transport.session_ids["1"] = "second"
             return None
-        return answer
+        return payload
 
-    post.corrupt_reply = spoil
-    fed = deployed_federation(post, recipe_for()).fit(3, progress=False)
+    transport.corrupt_reply = corrupt
+    fed = deployed_federation(transport, recipe_for()).fit(3, progress=False)
     assert not swallowed[0] and not fed.rejections_
     assert_same_models(fed, simulated_federation(recipe_for(), 3))
 
 
-LIED: list[dict[str, object]] = [{"samples": 10**12}, {"samples": 0}, {"tested": -1}]
-LIED += [{"x": [10**12]}, {"x": [3]}, {"x": []}, {"x_dtype": "object"}, {"x_dtype": "float64"}]
-LIED += [{"y": [7]}, {"y_dtype": "float16"}]
+FALSE_DESCRIPTIONS: list[dict[str, object]] = [{"samples": 10**12}, {"samples": 0}, {"test_count": -1}]
+FALSE_DESCRIPTIONS += [{"x": [10**12]}, {"x": [3]}, {"x": []}, {"x_dtype": "object"}, {"x_dtype": "float64"}]
+FALSE_DESCRIPTIONS += [{"y": [7]}, {"y_dtype": "float16"}]
 
 
 class Flattening(torch.nn.Sequential):
-    """The same model; on rows of too few dimensions torch raises an IndexError."""
+    """An equal model on which torch raises an IndexError for rows of too few dimensions."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.flatten(1))
 
 
-@pytest.mark.parametrize("lie", LIED, ids=str)
+@pytest.mark.parametrize("lie", FALSE_DESCRIPTIONS, ids=str)
 def test_a_party_with_a_false_data_description_is_rejected(tmp_path: Path, lie: dict[str, object]) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
 
-    def spoil(task: Task, answer: bytes) -> bytes:
+    def corrupt(task: Task, payload: bytes) -> bytes:
         if task.party != "0" or task.kind != "handshake":
-            return answer
-        report = unpack(answer, Reply)
+            return payload
+        reply = unpack(payload, Reply)
         return pack(
-            replace(
-                report, metrics={**report.metrics, "data_description": {**report.metrics["data_description"], **lie}}
-            )
+            replace(reply, metrics={**reply.metrics, "data_description": {**reply.metrics["data_description"], **lie}})
         )
 
-    post.corrupt_reply = spoil
+    transport.corrupt_reply = corrupt
     loss = address_of(torch.nn.functional.cross_entropy)
-    meeting = HandshakeTransport(post, recipe_for(), "lab", net=Net(Flattening(*network())), loss=loss, log=said.append)
-    assert meeting.wait_for_quorum(3).keys() == {"1", "2", "3"}
-    assert any("0 has come, and cannot take part" in text for text in said)
+    handshakes = HandshakeTransport(
+        transport, recipe_for(), "lab", net=Net(Flattening(*network())), loss=loss, log=log_lines.append
+    )
+    assert handshakes.wait_for_quorum(3).keys() == {"1", "2", "3"}
+    assert any("0 has connected and cannot take part" in text for text in log_lines)
 
 
 @pytest.mark.parametrize(
@@ -951,7 +991,7 @@ def test_a_party_with_a_false_data_description_is_rejected(tmp_path: Path, lie: 
     ],
 )
 def test_only_the_type_of_an_error_leaves_the_silo(tmp_path: Path, raises: str, kind: str) -> None:
-    """Python shows some texts before it names the error, some behind it without a colon, and names the file, too."""
+    """Python prints some texts before the type of the error, some after it without a colon, and also file names."""
     odd = (
         ROWS_SILO_FILE
         + f"\nclass AccountError(ValueError): pass\n\ndef loss(output, target):\n    import ast\n    {raises}\n"
@@ -959,55 +999,57 @@ def test_only_the_type_of_an_error_leaves_the_silo(tmp_path: Path, raises: str, 
     file = tmp_path / "team.py"
     file.write_text(ROWS_SILO_FILE.format(name="0"))
     made = [SiloFile(file, "0"), SiloFile(tmp_path / "odd.py", "0")]
-    post = InMemoryTransport({"0": lambda: TaskHandler(made[0], tmp_path / "at", lambda text: None)})
-    answers = list[Reply]()
-    fed = deployed_federation(post, recipe_for())
+    transport = InMemoryTransport({"0": lambda: TaskHandler(made[0], tmp_path / "at", lambda text: None)})
+    replies = list[Reply]()
+    fed = deployed_federation(transport, recipe_for())
     (tmp_path / "odd.py").write_text(odd.format(name="0"))
     made[0] = made[1]
 
-    def seen(task: Task, answer: bytes) -> bytes:
-        answers.append(unpack(answer, Reply))
-        return answer
+    def record(task: Task, payload: bytes) -> bytes:
+        replies.append(unpack(payload, Reply))
+        return payload
 
-    post.corrupt_reply = seen
+    transport.corrupt_reply = record
     with pytest.warns(DescantWarning):
         fed.fit(1, progress=False)
-    assert answers[0].reason == f"{kind}. The party's own log says more."
+    assert replies[0].reason == f"{kind}. The party's own log says more."
 
 
 @pytest.mark.parametrize("lie", [{"x": [2**28]}, {"y": [2**28]}], ids=str)
 def test_an_absurd_sample_shape_is_rejected_before_allocation(lie: dict[str, object]) -> None:
-    said = {"x": [6], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 3, "tested": 1}
-    with pytest.raises(PartyError, match="is not understood"):
-        remote_population({"a": {**said, **lie}})
+    description = {"x": [6], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 3, "test_count": 1}
+    with pytest.raises(PartyError, match="is invalid"):
+        remote_population({"a": {**description, **lie}})
 
 
 def test_an_undeliverable_handshake_is_not_repeated(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
     asked = list[str]()
 
-    def spoil(task: Task, answer: bytes) -> bytes | UndeliveredError:
+    def corrupt(task: Task, payload: bytes) -> bytes | UndeliveredError:
         asked.extend([task.party] if task.kind == "handshake" else [])
-        return UndeliveredError("its answer has more than 65536 bytes", is_final=True) if task.party == "0" else answer
+        return UndeliveredError("its answer has more than 65536 bytes", is_final=True) if task.party == "0" else payload
 
-    post.corrupt_reply = spoil
+    transport.corrupt_reply = corrupt
     loss = address_of(torch.nn.functional.cross_entropy)
-    meeting = HandshakeTransport(post, recipe_for(), "lab", net=Net.from_model(network, 0), loss=loss, log=said.append)
+    handshakes = HandshakeTransport(
+        transport, recipe_for(), "lab", net=Net.from_model(network, 0), loss=loss, log=log_lines.append
+    )
     for _ in range(3):
-        assert meeting.connected_parties().keys() == {"1", "2", "3"}
+        assert handshakes.connected_parties().keys() == {"1", "2", "3"}
     assert asked.count("0") == 1
-    assert "0 has come, and cannot take part: its answer has more than 65536 bytes" in said
+    assert "0 has connected and cannot take part: its answer has more than 65536 bytes" in log_lines
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgeomed+", "ditto"])
 def test_silo_evaluation_equals_the_table_of_the_simulation(tmp_path: Path, method: str) -> None:
-    """What the simulation's table says of each party, a team finds out by itself, and nobody else hears of it."""
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    fed = deployed_federation(post, recipe_for(method)).fit(3, progress=False)
+    """A silo computes its row of the simulation's table itself, and sends nothing."""
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    fed = deployed_federation(transport, recipe_for(method)).fit(3, progress=False)
     twin = simulated_federation(recipe_for(method), 3)
     fed.scores()
-    sent = post.sent_count
+    sent_before = transport.sent_count
     rows = {row["party"]: row for row in twin.table().to_json_rows()}
     for name in PARTY_NAMES:
         table = compare_with_local(SiloFile(tmp_path / f"team{name}.py", name), tmp_path / f"at-{name}")
@@ -1019,17 +1061,17 @@ def test_silo_evaluation_equals_the_table_of_the_simulation(tmp_path: Path, meth
         whole = twin.models_[name].state_dict()
         assert all(torch.equal(tensor, whole[key]) for key, tensor in model.state_dict().items())
         assert f"{row['personal']:.3f}" in table.verdict
-        assert table.verdict.startswith("No difference that 3 test samples could show: ")  # three never can
-    assert post.sent_count == sent
+        assert table.verdict.startswith("No significant difference on 3 test samples: ")  # three samples never suffice
+    assert transport.sent_count == sent_before
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("silo_file", "reason"),
     [
         (ROWS_SILO_FILE.format(name="1"), "The data of .* are not those that took part: majority class was"),
         (
             ROWS_SILO_FILE.format(name="0").replace("[:3]", "[:2]"),
-            "test_samples was 3 on their test set, and is 2 on this one",
+            "test_samples was 3 on their test set and is 2 on this one",
         ),
         (
             ROWS_SILO_FILE.format(name="0").replace("return network()", "return network()[:1]"),
@@ -1038,18 +1080,18 @@ def test_silo_evaluation_equals_the_table_of_the_simulation(tmp_path: Path, meth
     ],
     ids=["rows of another", "another test set", "another model"],
 )
-def test_evaluation_rejects_a_file_that_did_not_take_part(tmp_path: Path, now: str, told: str) -> None:
-    """Else a verdict would compare models on different rows, without a word."""
+def test_evaluation_rejects_a_file_that_did_not_take_part(tmp_path: Path, silo_file: str, reason: str) -> None:
+    """Otherwise the verdict would silently compare models on different rows."""
     deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), recipe_for("fedgeomed+")).fit(
         3, progress=False
     ).scores()
     other = tmp_path / "other.py"
-    other.write_text(now)
-    with pytest.raises(StateError, match=rf"(?s){told}.*Give the file with which it joined"):
+    other.write_text(silo_file)
+    with pytest.raises(StateError, match=rf"(?s){reason}.*Give the file with which it joined"):
         compare_with_local(SiloFile(other, "0"), tmp_path / "at-0")
 
 
-LONELY = """
+ONE_LABEL_SILO_FILE = """
 import torch
 from toy_problems import network as model
 
@@ -1064,34 +1106,34 @@ def data():
 
 @pytest.mark.parametrize("loss", ["", "def loss(output, y): return torch.nn.functional.cross_entropy(output, y)\n"])
 @pytest.mark.parametrize(
-    ("tested", "told"),
+    ("tested", "verdict"),
     [
         ("100:400", "Joining helped: "),
         ("100:400:2", "Joining did not help: "),
-        ("100:101", "No difference that 1 test sample could show: "),
+        ("100:101", "No significant difference on 1 test sample: "),
     ],
     ids=["on labels that others have", "on labels of its own", "on a sample"],
 )
-def test_the_verdict_needs_a_significant_difference(tmp_path: Path, tested: str, told: str, loss: str) -> None:
-    """Who has seen one label is better off together where both are asked for, and worse off where its own is."""
-    people = silo_handlers(tmp_path, ("0", "1"))
+def test_the_verdict_needs_a_significant_difference(tmp_path: Path, tested: str, verdict: str, loss: str) -> None:
+    """A party with one label gains on tests with both labels and loses on tests with its own label."""
+    handlers = silo_handlers(tmp_path, ("0", "1"))
     for name in ("0", "1"):
-        (tmp_path / f"team{name}.py").write_text(LONELY.format(label=name, tested=tested) + loss)
-    fed = deployed_federation(InMemoryTransport(people), recipe_for("fedavg"))
+        (tmp_path / f"team{name}.py").write_text(ONE_LABEL_SILO_FILE.format(label=name, tested=tested) + loss)
+    fed = deployed_federation(InMemoryTransport(handlers), recipe_for("fedavg"))
     fed.fit(3, progress=False).scores()
     table = compare_with_local(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at-0")
-    assert table.verdict.startswith(told), table.verdict
+    assert table.verdict.startswith(verdict), table.verdict
 
 
 def test_two_failing_models_do_not_differ(tmp_path: Path) -> None:
-    people = silo_handlers(tmp_path, ("0", "1"))
+    handlers = silo_handlers(tmp_path, ("0", "1"))
     failing = "def loss(output, y): return torch.nn.functional.cross_entropy(output, y) * (torch.nan if {} else 1)\n"
     for name in ("0", "1"):
-        text = LONELY.format(label=name, tested="100:400") + failing.format("(y == 2).all()")
+        text = ONE_LABEL_SILO_FILE.format(label=name, tested="100:400") + failing.format("(y == 2).all()")
         (tmp_path / f"team{name}.py").write_text(text.replace("y[100:400]", "0 * y[100:400] + 2"))
-    deployed_federation(InMemoryTransport(people), recipe_for("fedavg")).fit(3, progress=False).scores()
+    deployed_federation(InMemoryTransport(handlers), recipe_for("fedavg")).fit(3, progress=False).scores()
     table = compare_with_local(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at-0")
-    assert table.verdict.startswith("No difference that 300 test samples could show: loss inf"), table.verdict
+    assert table.verdict.startswith("No significant difference on 300 test samples: loss inf"), table.verdict
 
 
 @pytest.mark.parametrize(("won", "lost"), [(0, 0), (1, 0), (5, 0), (6, 0), (12, 5), (14, 3), (40, 40), (260, 200)])
@@ -1104,10 +1146,10 @@ def test_the_sign_flip_test_of_accuracy_is_mcnemars_exact_test(won: int, lost: i
 
 
 def test_local_training_repeats_only_the_rounds_that_were_answered(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    fed = deployed_federation(post, recipe_for("fedavg"))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    fed = deployed_federation(transport, recipe_for("fedavg"))
     for round in fed.rounds(4):
-        post.unreachable = {"1"} if round.index in (1, 2) else set()
+        transport.unreachable = {"1"} if round.index in (1, 2) else set()
     fed.scores()
     there = Timetable.from_records([{"party": "1", "from": 1, "to": 1}, {"party": "1", "from": 4}])
     twin = simulated_federation(recipe_for(), 4, participation=there, algorithm=algorithms.Local())
@@ -1117,8 +1159,8 @@ def test_local_training_repeats_only_the_rounds_that_were_answered(tmp_path: Pat
 
 
 def test_the_training_log_survives_a_line_cut_by_a_kill(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path, PARTY_NAMES[:2]))
-    deployed_federation(post, recipe_for("fedavg")).fit(2, progress=False).scores()
+    transport = InMemoryTransport(silo_handlers(tmp_path, PARTY_NAMES[:2]))
+    deployed_federation(transport, recipe_for("fedavg")).fit(2, progress=False).scores()
     file = tmp_path / "at-0" / "training_log.jsonl"
     file.write_text(file.read_text() + '\n{"round": 3, "l')
     result = SiloResults(tmp_path / "at-0")
@@ -1130,21 +1172,21 @@ def test_the_training_log_survives_a_line_cut_by_a_kill(tmp_path: Path) -> None:
 def silo_with_policy(
     folder: Path, policy: str, state_folder_name: str = "at", log: Callable[[str], None] = len, vault: str = ""
 ) -> TaskHandler:
-    """A desk with a policy, introduced to a server that asks for coresets."""
+    """Return a handler with a policy, after the handshake with a server that asks for coresets."""
     folder.mkdir(exist_ok=True)
     file = folder / "team0.py"
     file.write_text(ROWS_SILO_FILE.format(name="0") + f"policy = {policy}\n")
-    desk = TaskHandler(SiloFile(file, "0"), folder / state_folder_name, log, vault_fingerprint=vault)
+    handler = TaskHandler(SiloFile(file, "0"), folder / state_folder_name, log, vault_fingerprint=vault)
     tables = {**recipe_for("fedavg").tables, "wrap": [{"wrapper": "coreset_proxies", "share": 0.2}]}
-    hello = {"recipe": tables, "federation": "lab", "layout": LAYOUT.digest}
-    assert unpack(desk.answer(pack(Task("0", 0, "handshake", arrays={}, settings=hello))), Reply).status == "ok"
-    return desk
+    handshake = {"recipe": tables, "federation": "lab", "layout": LAYOUT.digest}
+    assert unpack(handler.answer(pack(Task("0", 0, "handshake", arrays={}, settings=handshake))), Reply).status == "ok"
+    return handler
 
 
 def packed_train_task(
     round: int = 1, seed: int = 5, vault: Vault | None = None, accepted: int = 0, global_value: float = 0.0
 ) -> bytes:
-    """A letter that asks for training and, where there is a vault, for a coreset."""
+    """Return a packed task that asks for training and, with a vault, for a coreset."""
     settings = {
         "seed": seed,
         "execution_mode": "looped",
@@ -1161,40 +1203,40 @@ def packed_train_task(
     )
 
 
-@pytest.mark.parametrize("global_model", [0.0, math.nan], ids=["by a model", "by one that no work comes of"])
+@pytest.mark.parametrize("global_model", [0.0, math.nan], ids=["finite model", "model without a usable update"])
 def test_a_server_never_gets_more_rows_than_the_policy_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, global_model: float
 ) -> None:
-    desk = silo_with_policy(tmp_path, '{"share": 0.3}')
+    handler = silo_with_policy(tmp_path, '{"share": 0.3}')
     vault = Vault.create(tmp_path / "vault", PrivateKey.new(), "r")
     own = classification_parties(5)["0"].x
-    seen = set[int]()
+    record = set[int]()
 
-    def noted(rows: CoresetRows) -> bytes:
-        seen.update(k for row in rows.x for k in range(len(own)) if torch.equal(own[k], row))
+    def record_rows(rows: CoresetRows) -> bytes:
+        record.update(k for row in rows.x for k in range(len(own)) if torch.equal(own[k], row))
         return packed(rows)
 
     packed = proxy_training.pack
-    monkeypatch.setattr(proxy_training, "pack", noted)
+    monkeypatch.setattr(proxy_training, "pack", record_rows)
     sealed = 0
     for seed in range(20):
-        report = unpack(desk.answer(packed_train_task(seed=seed, vault=vault, global_value=global_model)), Reply)
-        assert report.status == "ok"
-        sealed += bool(report.encrypted_coreset)
-    rows = desk.state.shared_rows()
+        reply = unpack(handler.answer(packed_train_task(seed=seed, vault=vault, global_value=global_model)), Reply)
+        assert reply.status == "ok"
+        sealed += bool(reply.encrypted_coreset)
+    rows = handler.state.shared_rows()
     assert sealed and rows is not None
-    assert 0 < len(rows) <= math.ceil(0.3 * len(own)) and seen == set(rows.tolist())
+    assert 0 < len(rows) <= math.ceil(0.3 * len(own)) and record == set(rows.tolist())
 
 
 def test_dropped_columns_are_zero_in_the_coreset_and_others_unchanged(tmp_path: Path) -> None:
     own = classification_parties(5)["0"]
     opened = list[CoresetRows]()
     for name, policy in {"all": '{"share": 1}', "some": '{"share": 1, "columns_dropped": [4, 1]}'}.items():
-        desk = silo_with_policy(tmp_path / name, policy)
+        handler = silo_with_policy(tmp_path / name, policy)
         vault = Vault.create(tmp_path / name / "vault", PrivateKey.new(), "r")
-        report = unpack(desk.answer(packed_train_task(vault=vault)), Reply)
+        reply = unpack(handler.answer(packed_train_task(vault=vault)), Reply)
         expected = ExpectedCoreset(SampleSpec((6,), torch.float32, (), y_dtype=torch.int64), own.samples, 3)
-        vault.store("0", report.encrypted_coreset, expected)
+        vault.store("0", reply.encrypted_coreset, expected)
         opened.append(vault.open("0", 1, expected))
     whole, held = opened
     assert whole.x[:, [1, 4]].all() and not held.x[:, [1, 4]].any()
@@ -1205,7 +1247,7 @@ def test_dropped_columns_are_zero_in_the_coreset_and_others_unchanged(tmp_path: 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets the day of all parties' clocks."""
+    """Return a function that sets the day of all parties' clocks."""
 
     def show(day: int, year: int = 2026) -> None:
         monkeypatch.setattr("descant.deployment.silo.silo_state.today_in_utc", lambda: date(year, 2, day))
@@ -1215,58 +1257,58 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_the_daily_limit_holds_for_any_clock(tmp_path: Path, clock: Callable[..., None]) -> None:
-    def said(letter: bytes) -> str:
-        report = unpack(silo_with_policy(tmp_path, '{"rounds_a_day": 2}').answer(letter), Reply)
-        assert (report.status == "ok") != bool(report.reason) and (report.status == "ok") == bool(report.arrays)
-        return report.reason
+    def decline_reason(packed_task: bytes) -> str:
+        reply = unpack(silo_with_policy(tmp_path, '{"rounds_a_day": 2}').answer(packed_task), Reply)
+        assert (reply.status == "ok") != bool(reply.reason) and (reply.status == "ok") == bool(reply.arrays)
+        return reply.reason
 
-    for letter in (packed_train_task(1), packed_train_task(1), packed_train_task(2), packed_train_task(2)):
-        assert not said(letter)
-    assert "2 rounds a day" in said(packed_train_task(3)) and "2026-02-28" in said(packed_train_task(2, seed=6))
+    for packed_task in (packed_train_task(1), packed_train_task(1), packed_train_task(2), packed_train_task(2)):
+        assert not decline_reason(packed_task)
+    assert "2 rounds a day" in decline_reason(packed_train_task(3))
+    assert "2026-02-28" in decline_reason(packed_train_task(2, seed=6))
     clock(26)
-    assert "2026-02-28" in said(packed_train_task(3))
+    assert "2026-02-28" in decline_reason(packed_train_task(3))
     clock(28)
-    assert not said(packed_train_task(3)) and not said(packed_train_task(4))
+    assert not decline_reason(packed_train_task(3)) and not decline_reason(packed_train_task(4))
     clock(27)
-    assert "2026-03-01" in said(packed_train_task(5)) and not said(packed_train_task(4))
+    assert "2026-03-01" in decline_reason(packed_train_task(5)) and not decline_reason(packed_train_task(4))
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["after rounds of its own day", "from the first round on"])
 def test_a_clock_that_was_a_year_ahead_costs_at_most_one_day(
     tmp_path: Path, clock: Callable[..., None], before: bool
 ) -> None:
-    """Each day that the clock shows has its rounds once, in whatever order they come."""
+    """Each day that the clock shows has its rounds once, in any order of days."""
     rounds = iter(range(1, 100))
 
-    def trains() -> int:
-        """How many rounds it trains before it rests."""
-        desk = silo_with_policy(tmp_path, '{"rounds_a_day": 2}')
-        letters = [packed_train_task(next(rounds)) for _ in range(4)]
-        return [unpack(desk.answer(letter), Reply).status for letter in letters].count("ok")
+    def trained_rounds() -> int:
+        handler = silo_with_policy(tmp_path, '{"rounds_a_day": 2}')
+        packed_tasks = [packed_train_task(next(rounds)) for _ in range(4)]
+        return [unpack(handler.answer(packed_task), Reply).status for packed_task in packed_tasks].count("ok")
 
-    assert not before or trains() == 2
+    assert not before or trained_rounds() == 2
     clock(27, 2027)
-    assert trains() == 2
+    assert trained_rounds() == 2
     clock(27)
-    assert trains() == 0
+    assert trained_rounds() == 0
     clock(28)
-    assert trains() == 2 and trains() == 0
+    assert trained_rounds() == 2 and trained_rounds() == 0
     clock(26)
-    assert trains() == 0
+    assert trained_rounds() == 0
     clock(27, 2027)
-    assert trains() == 0
+    assert trained_rounds() == 0
 
 
 def test_a_round_continues_without_a_party_at_its_daily_limit(tmp_path: Path, clock: Callable[..., None]) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     with (tmp_path / "team1.py").open("a") as file:
         file.write('policy = {"rounds_a_day": 1}\n')
-    fed = deployed_federation(post, recipe_for("fedavg"))
-    with pytest.warns(DescantWarning, match="It goes on at 2026-02-28"):
+    fed = deployed_federation(transport, recipe_for("fedavg"))
+    with pytest.warns(DescantWarning, match="It continues on 2026-02-28"):
         fed.fit(2, progress=False)
     clock(28)
     fed.fit(1, progress=False)
-    assert [(refusal.party, refusal.round) for refusal in fed.rejections_] == [("1", 2)]
+    assert [(rejection.party, rejection.round) for rejection in fed.rejections_] == [("1", 2)]
 
 
 @pytest.mark.parametrize("torn", [False, True])
@@ -1274,183 +1316,190 @@ def test_a_kill_during_counting_neither_adds_nor_costs_a_round(
     tmp_path: Path, clock: Callable[..., None], torn: bool
 ) -> None:
     for at in range(200):
-        desk = silo_with_policy(tmp_path / str(at), '{"rounds_a_day": 1}')
+        handler = silo_with_policy(tmp_path / str(at), '{"rounds_a_day": 1}')
         with inject_faults(at, torn) as found, suppress(SimulatedCrash):
-            desk.answer(packed_train_task(1))
-        again = TaskHandler(desk.file, desk.state.folder, lambda text: None)
+            handler.answer(packed_train_task(1))
+        again = TaskHandler(handler.file, handler.state.folder, lambda text: None)
         assert [unpack(again.answer(packed_train_task(round)), Reply).status for round in (1, 2)] == ["ok", "declined"]
         if not found.reached:
             break
     assert at > 10
 
 
-def trained(
+def run_training(
     folder: Path,
-    post: InMemoryTransport,
+    transport: InMemoryTransport,
     method: str,
     invited: Collection[str],
-    at: Callable[[str], None],
+    log: Callable[[str], None],
     more: str = "",
-    patience: WaitLimits = WaitLimits(min_parties=3, grace=0),  # noqa: B008
-    barred: Callable[[], Mapping[str, str]] = dict,
+    limits: WaitLimits = WaitLimits(min_parties=3, grace=0),  # noqa: B008
+    excluded: Callable[[], Mapping[str, str]] = dict,
 ) -> dict[str, object]:
-    """A training of four rounds, from its folder; `at` hears what the server says."""
-    chosen = read_recipe(RECIPE.format(method=method).replace("seed = 5", "seed = 5\nrounds = 4\npoints = 1") + more)
+    """Run a training of four rounds from its folder; `log` gets the server's log lines."""
+    recipe = read_recipe(RECIPE.format(method=method).replace("seed = 5", "seed = 5\nrounds = 4\npoints = 1") + more)
     net = Net.from_model(network, seeds.torch_seed(5, 0, seeds.ALL_PARTIES, "model"))
-    meeting = HandshakeTransport(
-        post, chosen, "lab", net=net, loss=address_of(torch.nn.functional.cross_entropy), log=at
+    handshakes = HandshakeTransport(
+        transport, recipe, "lab", net=net, loss=address_of(torch.nn.functional.cross_entropy), log=log
     )
-    return TrainingSession(folder, chosen, meeting, limits=patience, log=at, excluded=barred).run_to_completion(
+    return TrainingSession(folder, recipe, handshakes, limits=limits, log=log, excluded=excluded).run_to_completion(
         lambda: list(invited)
     )
 
 
 def test_the_round_summary_names_accepted_and_rejected_updates(tmp_path: Path) -> None:
     [found] = deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), recipe_for("fedavg")).rounds(1)
-    told = f"Round 1: loss {found.round.loss:.4f}, "
-    assert round_summary(found.round) == f"{told}4 parties"
+    start = f"Round 1: loss {found.round.loss:.4f}, "
+    assert round_summary(found.round) == f"{start}4 parties"
     lost = Rejection("2", 1, "lost: it has left")
-    kept = Rejection("0", 1, "It left no coreset.", tensor="coreset")
-    round = replace(found.round, accepted=("0",), rejections=(lost, kept))
-    assert round_summary(round) == f"{told}1 party; without 2: lost: it has left; 0: It left no coreset"
+    without_coreset = Rejection("0", 1, "It sent no coreset.", tensor="coreset")
+    round = replace(found.round, accepted=("0",), rejections=(lost, without_coreset))
+    assert round_summary(round) == f"{start}1 party; without 2: lost: it has left; 0: It sent no coreset"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedgeomed+"])
 def test_the_server_prints_the_hash_of_the_simulation(tmp_path: Path, method: str) -> None:
-    """As `descant run` prints it for the same rounds: the memories that a server does not have are no part of it."""
+    """`descant run` prints the same hash: party states, which the server does not have, are not part of it."""
     atomic.make_folder(tmp_path / "run")
-    done = trained(
+    done = run_training(
         tmp_path / "run",
         InMemoryTransport(silo_handlers(tmp_path)),
         method,
         PARTY_NAMES,
         lambda text: None,
-        patience=QUORUM[None],
+        limits=LIMITS_BY_QUORUM[None],
     )
     data = {name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classification_parties(5).subset(PARTY_NAMES).items()}
-    chosen = recipe_for(method)
-    twin = Federation(network, from_arrays(data), chosen.algorithm(), solver=chosen.solver(), seed=5)
+    recipe = recipe_for(method)
+    twin = Federation(network, from_arrays(data), recipe.algorithm(), solver=recipe.solver(), seed=5)
     assert done["hash"] == digest_of_models(twin.fit(4, progress=False).state)
 
 
 def test_a_resumed_training_needs_only_the_quorum(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
-    listen = listening(said)
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
+    listen = stop_when_waiting(log_lines)
 
-    def dies(text: str) -> None:
+    def kill_after_round_2(text: str) -> None:
         listen(text)
         if text.startswith("Round 2:"):
-            post.unreachable = {"1"}
+            transport.unreachable = {"1"}
             raise SimulatedKill
 
     atomic.make_folder(tmp_path / "run")
     with suppress(SimulatedKill):
-        trained(tmp_path / "run", post, "fedavg", PARTY_NAMES, dies, patience=QUORUM[3])
-    trained(tmp_path / "run", post, "fedavg", PARTY_NAMES, listen, patience=QUORUM[3])
-    assert "Round 3 begins without 1." in said and recorded(tmp_path / "run" / "training").round == 4
+        run_training(tmp_path / "run", transport, "fedavg", PARTY_NAMES, kill_after_round_2, limits=LIMITS_BY_QUORUM[3])
+    run_training(tmp_path / "run", transport, "fedavg", PARTY_NAMES, listen, limits=LIMITS_BY_QUORUM[3])
+    assert "Round 3 begins without 1." in log_lines and read_run(tmp_path / "run" / "training").round == 4
 
 
 def test_a_newcomer_counts_while_a_round_waits(tmp_path: Path) -> None:
-    """Two of the three who are to gather are there, and one more is, who is no part of the training yet."""
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
-    post.unreachable = {"3"}
+    """Two of the three required parties are connected, and one more that is not part of the training yet."""
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
+    transport.unreachable = {"3"}
 
-    def hears(text: str) -> None:
-        said.append(text)
+    def on_log(text: str) -> None:
+        log_lines.append(text)
         if text.startswith("Round 2:"):
-            post.unreachable = {"2", "3"}
-        if "Waiting for 2" in text and "3" not in post.unreachable:
-            raise Waits(text)
+            transport.unreachable = {"2", "3"}
+        if "Waiting for 2" in text and "3" not in transport.unreachable:
+            raise ServerWaits(text)
         if "Waiting for 2" in text:
-            post.unreachable = {"2"}
+            transport.unreachable = {"2"}
 
     atomic.make_folder(tmp_path / "run")
-    trained(tmp_path / "run", post, "fedgeomed+", PARTY_NAMES[:3], hears)
-    assert "2 of 3 parties are connected. Waiting for 2." in said
+    run_training(tmp_path / "run", transport, "fedgeomed+", PARTY_NAMES[:3], on_log)
+    assert "2 of 3 parties are connected. Waiting for 2." in log_lines
     assert first_rounds(tmp_path / "run") == {"0": 1, "1": 1, "2": 1, "3": 3}
-    held = recorded(tmp_path / "run" / "training").numbers
+    held = read_run(tmp_path / "run" / "training").numbers
     assert held.accepted[:, 2].tolist() == [True, True, False, False]
     assert held.accepted[:, 3].tolist() == [False, False, True, True]
 
 
 def test_a_party_invited_before_the_first_round_is_included_from_the_start(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     invited = [*PARTY_NAMES[:3]]
-    post.unreachable = {"2", "3"}
+    transport.unreachable = {"2", "3"}
 
-    def hears(text: str) -> None:
+    def on_log(text: str) -> None:
         if "Waiting" in text and "3" in invited:
-            raise Waits(text)
+            raise ServerWaits(text)
         if "Waiting" in text:
             invited.append("3")
-            post.unreachable = {"2"}
+            transport.unreachable = {"2"}
 
     atomic.make_folder(tmp_path / "run")
-    trained(tmp_path / "run", post, "fedavg", invited, hears)
-    assert recorded(tmp_path / "run" / "training").numbers.accepted[0].tolist() == [True, True, False, True]
+    run_training(tmp_path / "run", transport, "fedavg", invited, on_log)
+    assert read_run(tmp_path / "run" / "training").numbers.accepted[0].tolist() == [True, True, False, True]
     assert first_rounds(tmp_path / "run") == dict.fromkeys(PARTY_NAMES, 1)
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["it comes in time", "the server is started again"])
+@pytest.mark.parametrize("again", [False, True], ids=["within the grace period", "after a restart of the server"])
 def test_a_party_absent_at_the_end_gets_its_models_within_the_grace_period(tmp_path: Path, again: bool) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
     folder = tmp_path / "run"
 
-    def hears(text: str) -> None:
-        said.append(text)
+    def on_log(text: str) -> None:
+        log_lines.append(text)
         if text.startswith("Round 2:"):
-            post.unreachable = {"1"}
+            transport.unreachable = {"1"}
         if text.startswith("The training is over."):
-            post.unreachable -= set(PARTY_NAMES) if again else {"1"}
+            transport.unreachable -= set(PARTY_NAMES) if again else {"1"}
 
-    patience = replace(QUORUM[3], grace=0 if again else 20)
+    limits = replace(LIMITS_BY_QUORUM[3], grace=0 if again else 20)
     atomic.make_folder(folder)
-    trained(folder, post, "fedgeomed+", PARTY_NAMES, hears, patience=patience)
+    run_training(folder, transport, "fedgeomed+", PARTY_NAMES, on_log, limits=limits)
     if again:
-        assert post.unreachable == set(PARTY_NAMES) and not (tmp_path / "at-1" / "personal_model.safetensors").exists()
-        trained(folder, post, "fedgeomed+", PARTY_NAMES, hears, patience=replace(patience, grace=20))
-    assert SiloResults(tmp_path / "at-1").scores()["round"] == 4 and post.unreachable == set(PARTY_NAMES)
+        assert (
+            transport.unreachable == set(PARTY_NAMES)
+            and not (tmp_path / "at-1" / "personal_model.safetensors").exists()
+        )
+        run_training(folder, transport, "fedgeomed+", PARTY_NAMES, on_log, limits=replace(limits, grace=20))
+    assert SiloResults(tmp_path / "at-1").scores()["round"] == 4 and transport.unreachable == set(PARTY_NAMES)
     held = [load_file(tmp_path / f"at-{name}" / "global_model.safetensors") for name in ("0", "1")]
     assert all(torch.equal(held[0][key], held[1][key]) for key in held[0])
-    own = simulated_federation(recipe_for(), 4, participation=without("1", 3)).state.personal_models.get("1")["model"]
+    own = simulated_federation(recipe_for(), 4, participation=timetable_without("1", 3)).state.personal_models.get("1")[
+        "model"
+    ]
     mine = load_file(tmp_path / "at-1" / "personal_model.safetensors")
     assert all(torch.equal(mine[key], part) for key, part in LAYOUT.split(own).items())
 
 
 def test_a_restarted_server_waits_only_for_parties_that_were_not_notified(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
     folder = tmp_path / "run"
 
-    def hears(text: str) -> None:
-        said.append(text)
+    def on_log(text: str) -> None:
+        log_lines.append(text)
         if text.startswith("Round 3:"):
-            post.unreachable = {"1"}
+            transport.unreachable = {"1"}
 
-    def again(farewell: float) -> list[str]:
-        said.clear()
-        patience = replace(QUORUM[3], grace=farewell)
-        trained(folder, post, "fedavg", PARTY_NAMES, hears, patience=patience)
-        return [text for text in said if text.startswith("The training is over.")]
+    def again(grace: float) -> list[str]:
+        log_lines.clear()
+        limits = replace(LIMITS_BY_QUORUM[3], grace=grace)
+        run_training(folder, transport, "fedavg", PARTY_NAMES, on_log, limits=limits)
+        return [text for text in log_lines if text.startswith("The training is over.")]
 
     atomic.make_folder(folder)
     again(0)
-    waits = "The training is over. Waiting 0.5 s for 1 to come for their models."
-    assert post.unreachable == set(PARTY_NAMES) and again(0.5) == [waits]  # though nobody else is there any more
-    post.unreachable -= {"1"}
+    waits = "The training is over. Waiting 0.5 s for 1 to fetch their models."
+    assert transport.unreachable == set(PARTY_NAMES) and again(0.5) == [
+        waits
+    ]  # though no other party is connected any more
+    transport.unreachable -= {"1"}
     assert again(600) == [] == again(600) and SiloResults(tmp_path / "at-1").scores()["round"] == 4
 
 
-class Silent(InMemoryTransport):
-    """Some letters are fetched and never answered: their parties have gone, or hang."""
+class SilentTransport(InMemoryTransport):
+    """A transport where some tasks are fetched and never answered, as by parties that left or hang."""
 
     def __init__(
-        self, desks: dict[str, Callable[[], TaskHandler]], swallows: Callable[[Task], UndeliveredError | None]
+        self, handlers: dict[str, Callable[[], TaskHandler]], swallows: Callable[[Task], UndeliveredError | None]
     ) -> None:
-        super().__init__(desks)
+        super().__init__(handlers)
         self.swallows = swallows
 
     def fetch_replies(self, message_ids: Collection[str], max_bytes: int) -> dict[str, MessageBytes | UndeliveredError]:
@@ -1467,85 +1516,91 @@ def test_a_party_that_leaves_during_the_last_evaluation_gets_its_models_later(tm
     def goes(task: Task) -> UndeliveredError | None:
         if went or (task.party, task.kind, task.round) != ("1", "evaluate", 4):
             return None
-        post.unreachable = {"1"}
+        transport.unreachable = {"1"}
         went.append(task.party)
         return UndeliveredError("it has gone")
 
-    post = Silent(silo_handlers(tmp_path), goes)
+    transport = SilentTransport(silo_handlers(tmp_path), goes)
     folder = tmp_path / "run"
     atomic.make_folder(folder)
-    comes = lambda text: post.unreachable.discard("1") if text.startswith("The training is over.") else None  # noqa: E731
+    reconnect = lambda text: transport.unreachable.discard("1") if text.startswith("The training is over.") else None  # noqa: E731
     with pytest.warns(DescantWarning, match="'1' could not be evaluated"):
-        trained(folder, post, "fedgeomed+", PARTY_NAMES, comes, patience=replace(QUORUM[3], grace=20))
+        run_training(
+            folder, transport, "fedgeomed+", PARTY_NAMES, reconnect, limits=replace(LIMITS_BY_QUORUM[3], grace=20)
+        )
     assert went and SiloResults(tmp_path / "at-1").scores()["round"] == 4
 
 
 def test_a_hanging_party_at_the_end_does_not_block_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one is waited for to be shown its models another comes: it is in time."""
+    """A party that connects while the server waits for another one is in time."""
     monkeypatch.setattr(training_session, "_MIN_EVALUATION_TIMEOUT", 0.1)
     over: list[str] = []
 
     def hangs(task: Task) -> UndeliveredError | None:
         if not over or (task.party, task.kind) != ("0", "evaluate"):
             return None
-        post.unreachable.discard("1")
+        transport.unreachable.discard("1")
         return UndeliveredError("")
 
-    def hears(text: str) -> None:
+    def on_log(text: str) -> None:
         if text.startswith("Round 3:"):
-            post.unreachable = {"0", "1"}
+            transport.unreachable = {"0", "1"}
         if text.startswith("The training is over."):
-            post.unreachable.discard("0")
+            transport.unreachable.discard("0")
             over.append(text)
 
-    post = Silent(silo_handlers(tmp_path), hangs)
+    transport = SilentTransport(silo_handlers(tmp_path), hangs)
     folder = tmp_path / "run"
     atomic.make_folder(folder)
-    patience = WaitLimits(min_parties=2, quorum=2, deadline=60, grace=1)
+    limits = WaitLimits(min_parties=2, quorum=2, deadline=60, grace=1)
     with pytest.warns(DescantWarning, match="'0' could not be evaluated"):
-        trained(folder, post, "fedgeomed+", PARTY_NAMES, hears, patience=patience)
-    assert SiloResults(tmp_path / "at-1").scores()["round"] == 4 and post.unreachable == set(PARTY_NAMES)
+        run_training(folder, transport, "fedgeomed+", PARTY_NAMES, on_log, limits=limits)
+    assert SiloResults(tmp_path / "at-1").scores()["round"] == 4 and transport.unreachable == set(PARTY_NAMES)
 
 
 def test_a_party_that_missed_the_goodbye_gets_it_on_reconnect(tmp_path: Path) -> None:
-    """Its line is down at the moment of the goodbye."""
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    """Its connection is down at the moment of the goodbye."""
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     folder = tmp_path / "run"
     down = [1]
-    true = post.send
+    true = transport.send
 
-    def send(party: str, letter: MessageBytes, seconds: float) -> str:
-        if party == "1" and unpack(letter, Task).kind == "goodbye" and down.pop():
+    def send(party: str, packed_task: MessageBytes, seconds: float) -> str:
+        if party == "1" and unpack(packed_task, Task).kind == "goodbye" and down.pop():
             down.append(0)
             raise UndeliveredError("it is not there")
-        return true(party, letter, seconds)
+        return true(party, packed_task, seconds)
 
-    post.send = send  # type: ignore[method-assign]
+    transport.send = send  # type: ignore[method-assign]
     atomic.make_folder(folder)
-    trained(folder, post, "fedavg", PARTY_NAMES, lambda text: None, patience=replace(QUORUM[None], grace=20))
-    assert post.unreachable == set(PARTY_NAMES)
+    run_training(
+        folder, transport, "fedavg", PARTY_NAMES, lambda text: None, limits=replace(LIMITS_BY_QUORUM[None], grace=20)
+    )
+    assert transport.unreachable == set(PARTY_NAMES)
 
 
 def test_the_first_round_does_not_wait_for_a_revoked_party(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     revoked = dict[str, str]()
-    post.unreachable = {"1"}
+    transport.unreachable = {"1"}
 
     def revoking(text: str) -> None:
         if "Waiting" in text and revoked:
-            raise Waits(text)
+            raise ServerWaits(text)
         if "Waiting" in text:
             revoked["1"] = "it was revoked"
 
     atomic.make_folder(tmp_path / "run")
-    trained(tmp_path / "run", post, "fedavg", PARTY_NAMES, revoking, "", QUORUM[None], lambda: revoked)
-    assert revoked and recorded(tmp_path / "run" / "training").round == 4
+    run_training(
+        tmp_path / "run", transport, "fedavg", PARTY_NAMES, revoking, "", LIMITS_BY_QUORUM[None], lambda: revoked
+    )
+    assert revoked and read_run(tmp_path / "run" / "training").round == 4
 
 
 TOTAL = 'normalize = "total"'
 LATE = {
     "fedavg": ("fedavg", ""),
-    "own models": ("fedgeomed+", ""),
+    "personal models": ("fedgeomed+", ""),
     "Ditto": ("ditto", ""),
     "over all": ("fedavg+", 'aggregate_over = "all"'),
     "of all samples": ("fedavg", TOTAL),
@@ -1555,44 +1610,44 @@ LATE = {
 @pytest.mark.parametrize("late", ["1", "3"])
 @pytest.mark.parametrize("case", LATE)
 def test_a_late_party_counts_as_in_the_simulation_with_the_same_timetable(tmp_path: Path, case: str, late: str) -> None:
-    """How many samples it has is known from then on. Before, nobody can know: it is taken to have one."""
+    """Its number of samples is known from its first round on. Before, it counts with one sample."""
     method, more = LATE[case]
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     folder = tmp_path / "run"
-    post.unreachable = {late}
+    transport.unreachable = {late}
     atomic.make_folder(folder)
-    trained(
+    run_training(
         folder,
-        post,
+        transport,
         method,
         PARTY_NAMES,
-        lambda said: post.unreachable.clear() if said.startswith("Round 2:") else None,
+        lambda log_lines: transport.unreachable.clear() if log_lines.startswith("Round 2:") else None,
         more,
     )
-    chosen = read_recipe(RECIPE.format(method=method) + more)
+    recipe = read_recipe(RECIPE.format(method=method) + more)
     settings = {
         "participation": Timetable.from_records([{"party": late, "from": 3}]),
-        "solver": chosen.solver(),
+        "solver": recipe.solver(),
         "seed": 5,
     }
     data = {name: (p.x, p.y, p.x[:3], p.y[:3]) for name, p in classification_parties(5).subset(PARTY_NAMES).items()}
-    people = from_arrays(data)
+    population = from_arrays(data)
     if more == TOTAL:
         x, y, x_test, y_test = data[late]
         one = from_arrays({**data, late: (x[:1], y[:1], x_test[:0], y_test[:0])})
         known = Population(
-            map(people._source, PARTY_NAMES), joined_after={late: 2}, placeholders={late: one._source(late)}
+            map(population._source, PARTY_NAMES), joined_after={late: 2}, placeholders={late: one._source(late)}
         )
-        Federation(network, one, chosen.algorithm(), **settings).fit(2, progress=False).save(tmp_path / "two")
-        twin = Federation(network, known, chosen.algorithm(), **settings).load(tmp_path / "two")
+        Federation(network, one, recipe.algorithm(), **settings).fit(2, progress=False).save(tmp_path / "two")
+        twin = Federation(network, known, recipe.algorithm(), **settings).load(tmp_path / "two")
         twin.fit(2, progress=False)
     else:
-        twin = Federation(network, people, chosen.algorithm(), **settings).fit(4, progress=False)
+        twin = Federation(network, population, recipe.algorithm(), **settings).fit(4, progress=False)
     [center] = (folder / "training" / "models" / f"{4:08}").glob("center*")
     assert torch.equal(load_file(center)["global_model"], twin.state.global_model)
-    held = recorded(folder / "training").numbers
+    held = read_run(folder / "training").numbers
     np.testing.assert_array_equal(held.scores["personal"][-1], twin.scores().personal.values)
-    assert dict(zip(held.parties, held.samples, strict=True)) == people.samples
+    assert dict(zip(held.parties, held.samples, strict=True)) == population.samples
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -1602,32 +1657,32 @@ def test_a_party_invited_later_equals_one_that_was_invited_first_and_came_late(
 ) -> None:
     hashes = []
     for case, invited in {"first": PARTY_NAMES, "later": PARTY_NAMES[:3]}.items():
-        post = InMemoryTransport(silo_handlers(tmp_path / case))
+        transport = InMemoryTransport(silo_handlers(tmp_path / case))
         folder = tmp_path / case / "run"
-        post.unreachable = {"3"}
+        transport.unreachable = {"3"}
         atomic.make_folder(folder)
 
-        def comes(said: str, post: InMemoryTransport = post) -> None:
-            if said.startswith("Round 2:"):
-                post.unreachable.clear()
-            if killed and said.endswith("part of it from now on: 3."):
+        def reconnect(log_lines: str, transport: InMemoryTransport = transport) -> None:
+            if log_lines.startswith("Round 2:"):
+                transport.unreachable.clear()
+            if killed and log_lines.endswith("part of it from now on: 3."):
                 raise SimulatedKill
 
         with suppress(SimulatedKill):
-            trained(folder, post, method, invited, comes)
-        hashes.append(trained(folder, post, method, invited, comes)["hash"])
+            run_training(folder, transport, method, invited, reconnect)
+        hashes.append(run_training(folder, transport, method, invited, reconnect)["hash"])
     assert hashes[0] == hashes[1]
     assert first_rounds(folder) == {"0": 1, "1": 1, "2": 1, "3": 3}
-    held = recorded(folder / "training").numbers
+    held = read_run(folder / "training").numbers
     assert held.parties == PARTY_NAMES and held.accepted[:, 3].tolist() == [False, False, True, True]
 
 
 def test_a_private_training_admits_no_newcomers(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    said = list[str]()
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    log_lines = list[str]()
     private = 'wrap = [{wrapper = "central_dp", clip = 1.0, noise = 1.0}]'
-    trained(tmp_path, post, "fedavg", PARTY_NAMES[:3], said.append, private)
-    assert first_rounds(tmp_path).keys() == {"0", "1", "2"} and "4 parties" not in "".join(said)
+    run_training(tmp_path, transport, "fedavg", PARTY_NAMES[:3], log_lines.append, private)
+    assert first_rounds(tmp_path).keys() == {"0", "1", "2"} and "4 parties" not in "".join(log_lines)
 
 
 AFTER_4 = f"ε={epsilon(4.0, 4, 1e-5):.3g}"
@@ -1644,73 +1699,89 @@ SPENT = {
 @pytest.mark.parametrize("case", SPENT)
 def test_round_lines_and_status_show_the_spent_privacy(tmp_path: Path, case: str) -> None:
     more, last = SPENT[case]
-    said = list[str]()
+    log_lines = list[str]()
     assert training_status(tmp_path)["spent"] is None
-    trained(
-        tmp_path, InMemoryTransport(silo_handlers(tmp_path)), "fedavg", PARTY_NAMES, said.append, more, QUORUM[None]
+    run_training(
+        tmp_path,
+        InMemoryTransport(silo_handlers(tmp_path)),
+        "fedavg",
+        PARTY_NAMES,
+        log_lines.append,
+        more,
+        LIMITS_BY_QUORUM[None],
     )
-    rounds = [text for text in said if text.startswith("Round ")]
+    rounds = [text for text in log_lines if text.startswith("Round ")]
     assert len(rounds) == 4 and all("at δ" in text or "no noise" in text for text in rounds)
     assert rounds[-1].endswith(f"4 parties, {last}")
-    assert training_status(tmp_path)["spent"]["told"] == f"Privacy of a party: {last}"
+    assert training_status(tmp_path)["spent"]["text"] == f"Privacy of a party: {last}"
 
 
 def test_a_training_ended_by_its_budget_is_evaluated_in_its_last_round(tmp_path: Path) -> None:
-    """After two rounds of four, of which only the last was to be judged."""
+    """The budget ends it after two rounds of four, of which only the last was to be evaluated."""
     more = f'wrap = [{{wrapper = "central_dp", noise = 4.0, budget = {epsilon(4.0, 2, 1e-5) + 1e-6}}}]'
-    for _ in range(2):  # the same command, given again, does no round more
-        post = InMemoryTransport(silo_handlers(tmp_path))
+    for _ in range(2):  # the same command, given again, runs no more rounds
+        transport = InMemoryTransport(silo_handlers(tmp_path))
         with pytest.warns(DescantWarning, match="ends the run after 2 rounds"):
-            done = trained(tmp_path, post, "fedavg", PARTY_NAMES, lambda text: None, more, QUORUM[None])
-        assert done["rounds"] == 2 and post.unreachable == set(PARTY_NAMES)
+            done = run_training(
+                tmp_path, transport, "fedavg", PARTY_NAMES, lambda text: None, more, LIMITS_BY_QUORUM[None]
+            )
+        assert done["rounds"] == 2 and transport.unreachable == set(PARTY_NAMES)
         assert [row["evaluated"] for row in training_status(tmp_path)["scores"].values()] == [2] * 4
         assert {SiloResults(tmp_path / f"at-{name}").scores()["round"] for name in PARTY_NAMES} == {2}
     table, _ = write_report(tmp_path / "training")
-    assert "After round 2, as judged by 4 of 4 parties" in table.verdict
+    assert "After round 2, evaluated by 4 of 4 parties" in table.verdict
 
 
 def test_a_training_without_privacy_reports_no_epsilon(tmp_path: Path) -> None:
-    said = list[str]()
-    trained(tmp_path, InMemoryTransport(silo_handlers(tmp_path)), "fedavg", PARTY_NAMES, said.append, "", QUORUM[None])
-    assert "ε" not in "".join(said) and training_status(tmp_path)["spent"] is None
+    log_lines = list[str]()
+    run_training(
+        tmp_path,
+        InMemoryTransport(silo_handlers(tmp_path)),
+        "fedavg",
+        PARTY_NAMES,
+        log_lines.append,
+        "",
+        LIMITS_BY_QUORUM[None],
+    )
+    assert "ε" not in "".join(log_lines) and training_status(tmp_path)["spent"] is None
 
 
 def test_the_status_shows_the_sample_privacy_of_dp_sgd(tmp_path: Path) -> None:
-    said = list[str]()
+    log_lines = list[str]()
     solver = 'solver = "dp_sgd"\nlr = 0.05\nsteps = 1\nbatch = 1\nbudget = 99.0'
     text = (
         RECIPE.format(method="fedavg")
         .replace("seed = 5", "seed = 5\nrounds = 2")
         .replace(ADAM_TRAINING.strip(), solver)
     )
-    chosen = read_recipe(text)
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    recipe = read_recipe(text)
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     net = Net.from_model(network, seeds.torch_seed(5, 0, seeds.ALL_PARTIES, "model"))
-    meeting = HandshakeTransport(
-        post, chosen, "lab", net=net, loss=address_of(torch.nn.functional.cross_entropy), log=said.append
+    handshakes = HandshakeTransport(
+        transport, recipe, "lab", net=net, loss=address_of(torch.nn.functional.cross_entropy), log=log_lines.append
     )
     TrainingSession(
-        tmp_path, chosen, meeting, limits=WaitLimits(min_parties=4, grace=0), log=said.append
+        tmp_path, recipe, handshakes, limits=WaitLimits(min_parties=4, grace=0), log=log_lines.append
     ).run_to_completion(lambda: PARTY_NAMES)
     spent = training_status(tmp_path)["spent"]
     assert (
         0 < spent["epsilon"] < spent["budget"] == 99.0
-        and spent["told"].removeprefix("Privacy of a sample: ") in said[-1]
+        and spent["text"].removeprefix("Privacy of a sample: ") in log_lines[-1]
     )
 
 
 def test_a_private_training_keeps_the_placeholder_of_a_late_party(tmp_path: Path) -> None:
-    """One sample is the least that a party has: of nobody is more told than was reckoned with."""
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    post.unreachable = {"0"}
+    """One sample is the minimum: the privacy loss of a late party is never higher than computed."""
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    transport.unreachable = {"0"}
     more = 'wrap = [{wrapper = "local_dp", clip = 1.0, noise = 1.0}]'
-    trained(
+    run_training(
         tmp_path,
-        post,
+        transport,
         "fedavg",
         PARTY_NAMES,
-        lambda said: post.unreachable.clear() if "Round 2:" in said else None,
+        lambda log_lines: transport.unreachable.clear() if "Round 2:" in log_lines else None,
         more,
     )
     assert read_descriptions(tmp_path)["0"]["samples"] == 1
-    assert recorded(tmp_path / "training").numbers.accepted[:, 0].tolist() == [False, False, True, True]
+    assert read_run(tmp_path / "training").numbers.accepted[:, 0].tolist() == [False, False, True, True]

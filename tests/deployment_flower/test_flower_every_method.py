@@ -1,6 +1,6 @@
-"""Every method that a recipe can name over a real federation, and every kind of process killed again and again.
+"""Every method of a recipe over a real federation, and repeated kills of every kind of process.
 
-`bash scripts/engines --long` runs this, and keeps what came of it in docs/engines.json.
+`bash scripts/engines --long` runs this and stores the results in docs/engines.json.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from test_flower_deployment import ROUNDS, SILO_NAMES, LocalDeployment, assert_e
 
 @pytest.mark.parametrize("name", SILO_CASES)
 def test_every_deployed_method_equals_the_simulation(lab: Callable[..., LocalDeployment], name: str) -> None:  # noqa: F811
-    one = lab(SILO_CASES[name])
-    one.start_all()
-    assert_equals_simulation(one)
+    deployment = lab(SILO_CASES[name])
+    deployment.start_all()
+    assert_equals_simulation(deployment)
 
 
 @pytest.mark.parametrize("name", ARRIVAL_ORDER_CASES)
@@ -31,13 +31,13 @@ def test_asynchronous_methods_finish_after_a_kill_of_the_driver(
     lab: Callable[..., LocalDeployment],  # noqa: F811
     name: str,
 ) -> None:
-    """Who is in time depends on the day; every round is on record once, moved the centre, and heard enough."""
-    one = lab(ARRIVAL_ORDER_CASES[name], 8)
-    one.start_all()
-    one.wait_for_round(2)
-    driver(one)
-    assert one.final_global_model().isfinite().all()
-    found = read_run(one.run_folder)
+    """Arrival order is not repeatable, but every round is recorded once, changes the model and has its quorum."""
+    deployment = lab(ARRIVAL_ORDER_CASES[name], 8)
+    deployment.start_all()
+    deployment.wait_for_round(2)
+    restart_driver(deployment)
+    assert deployment.final_global_model().isfinite().all()
+    found = read_run(deployment.run_folder)
     algorithm = ARRIVAL_ORDER_CASES[name].recipe.algorithm()
     assert found.state == "finished" and found.numbers.rounds.tolist() == list(range(1, 9))
     assert (found.numbers.metrics["change"] > 0).all()
@@ -48,20 +48,20 @@ def test_coreset_proxies_in_a_real_federation_equal_the_simulation(
     lab: Callable[..., LocalDeployment],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """North seals half of its rows, and is gone from the second start on: who took part is read from the record."""
+    """North shares half of its rows as a coreset and is gone after a restart; the timetable is read from the run."""
     key = PrivateKey.new()
     vault = f"[vault]\nfolder = '{tmp_path / 'vault'}'\nkey = '{tmp_path / 'key'}'\n"
     key.write(tmp_path / "key")
     Vault.create(tmp_path / "vault", key, "lab")
-    one = lab(CORESET_PROXY_CASE, 6, vault, 'policy = {"share": 0.5}\n')
-    one.start_all()
-    one.wait_for_round(1)
-    one.kill("server")
-    one.run_command("silo", "leave", "north.silo")
-    assert one.processes["north"].wait(300) == 0
-    one.start_server(gather=2)
-    one.final_global_model()
-    found = read_run(one.run_folder).numbers
+    deployment = lab(CORESET_PROXY_CASE, 6, vault, 'policy = {"share": 0.5}\n')
+    deployment.start_all()
+    deployment.wait_for_round(1)
+    deployment.kill("server")
+    deployment.run_command("silo", "leave", "north.silo")
+    assert deployment.processes["north"].wait(300) == 0
+    deployment.start_server(min_parties=2)
+    deployment.final_global_model()
+    found = read_run(deployment.run_folder).numbers
     assert found.proxied[:, 0].any() and not found.proxied[:, 1:].any()
     there = [
         {"party": name, "from": round, "to": round}
@@ -69,7 +69,7 @@ def test_coreset_proxies_in_a_real_federation_equal_the_simulation(
         for name, accepted in zip(found.parties, came, strict=True)
         if accepted
     ]
-    assert_equals_simulation(one, absent=["north"], attend=Timetable.from_records(there))
+    assert_equals_simulation(deployment, absent=["north"], participation=Timetable.from_records(there))
 
 
 CLOCK = """
@@ -98,46 +98,48 @@ def test_a_clock_jump_at_the_server_ends_the_silos_and_the_same_commands_continu
     lab: Callable[..., LocalDeployment],  # noqa: F811
     seconds: int,
 ) -> None:
-    """Of the SuperLink, which takes no signature of another time, and of the driver beside it."""
-    one = lab(SILO_CASES["FedGeoMedPlus"], 8)
-    (one.folder / "clock").mkdir()
-    (one.folder / "clock" / "sitecustomize.py").write_text(CLOCK)
-    one.python_paths["server"] = str(one.folder / "clock")
-    one.start_all()
-    one.wait_for_round(1)
-    (one.folder / "clock" / "seconds").write_text(str(seconds))
+    """The clock of the SuperLink, which accepts no signature of another time, and of its driver."""
+    deployment = lab(SILO_CASES["FedGeoMedPlus"], 8)
+    (deployment.folder / "clock").mkdir()
+    (deployment.folder / "clock" / "sitecustomize.py").write_text(CLOCK)
+    deployment.python_paths["server"] = str(deployment.folder / "clock")
+    deployment.start_all()
+    deployment.wait_for_round(1)
+    (deployment.folder / "clock" / "seconds").write_text(str(seconds))
     for name in SILO_NAMES:
-        assert one.processes[name].wait(300) == 1
-        assert "the clock of this machine is 3" in one.log_text(name) and "Set the clock" in one.log_text(name)
-    (one.folder / "clock" / "seconds").unlink()
+        assert deployment.processes[name].wait(300) == 1
+        assert "the clock of this machine is 3" in deployment.log_text(name) and "Set the clock" in deployment.log_text(
+            name
+        )
+    (deployment.folder / "clock" / "seconds").unlink()
     for name in SILO_NAMES:
-        one.start_silo(name)
-    assert_equals_simulation(one)
+        deployment.start_silo(name)
+    assert_equals_simulation(deployment)
 
 
-def superlink(one: LocalDeployment) -> None:
-    one.child_process("server", "flower-superlink").kill()
+def kill_superlink(deployment: LocalDeployment) -> None:
+    deployment.child_process("server", "flower-superlink").kill()
 
 
-def silo(one: LocalDeployment) -> None:
-    one.kill("south")
-    one.start_silo("south")
+def restart_silo(deployment: LocalDeployment) -> None:
+    deployment.kill("south")
+    deployment.start_silo("south")
 
 
-def driver(one: LocalDeployment) -> None:
-    one.kill("server")
+def restart_driver(deployment: LocalDeployment) -> None:
+    deployment.kill("server")
     time.sleep(1)
-    one.start_server()
+    deployment.start_server()
 
 
-@pytest.mark.parametrize("kill", [superlink, silo, driver])
+@pytest.mark.parametrize("kill", [kill_superlink, restart_silo, restart_driver])
 def test_a_kill_in_every_round_leads_to_the_same_models(
     lab: Callable[..., LocalDeployment],  # noqa: F811
     kill: Callable[[LocalDeployment], None],
 ) -> None:
-    one = lab(SILO_CASES["FedGeoMedPlus"])
-    one.start_all()
+    deployment = lab(SILO_CASES["FedGeoMedPlus"])
+    deployment.start_all()
     for round in range(1, ROUNDS):
-        one.wait_for_round(round)
-        kill(one)
-    assert_equals_simulation(one)
+        deployment.wait_for_round(round)
+        kill(deployment)
+    assert_equals_simulation(deployment)
