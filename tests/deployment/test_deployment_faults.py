@@ -449,7 +449,7 @@ class FullDiskHandler(TaskHandler):
 
     writes = 0
 
-    def payload(self, payload: bytes) -> bytes:
+    def answer(self, payload: bytes) -> bytes:
         with inject_faults(self.writes, tear_write=True, error=disk_full_error) as fault:
             payload = super().answer(payload)
         assert fault.reached

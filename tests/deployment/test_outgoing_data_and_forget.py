@@ -131,7 +131,7 @@ class ForgetHandler:
     def __init__(self, machine: str) -> None:
         self.machine = machine
 
-    def payload(self, packed_task: bytes) -> bytes:
+    def answer(self, packed_task: bytes) -> bytes:
         connection = FakeConnection([unpack(packed_task, Task)])
         with pytest.raises(PeerUnavailable):
             request_erasure(connection, self.machine, "lab", 0.01)

@@ -132,7 +132,7 @@ def restart_driver(deployment: LocalDeployment) -> None:
     deployment.start_server()
 
 
-@pytest.mark.parametrize("kill", [kill_superlink, restart_silo, restart_driver])
+@pytest.mark.parametrize("kill", [kill_superlink, restart_silo, restart_driver], ids=["superlink", "silo", "driver"])
 def test_a_kill_in_every_round_leads_to_the_same_models(
     lab: Callable[..., LocalDeployment],  # noqa: F811
     kill: Callable[[LocalDeployment], None],
