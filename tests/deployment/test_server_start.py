@@ -172,7 +172,7 @@ UNSERVABLE: dict[str, tuple[str, str]] = {
         wrapped('wrapper = "adaptive", lr = [0.1, 0.2], reward = "clients", loss_samples = 4').replace(
             "lr", 'solver = "dqn"\nlr', 1
         ),
-        "lets parties measure the loss on samples of theirs, and agents and desks have none",
+        "measures the loss on own samples of the parties, and agents and desks have none",
     ),
     "code for parties": (
         wrapped('wrapper = "descant.algorithms:SecureAggregation"'),
@@ -338,8 +338,8 @@ def serve_with_deaths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
         atomic.make_folder(place)
         log = EventLog(place / "events.jsonl")
 
-        def drive(*given: Any) -> dict[str, object]:
-            reconnecting.append(given[-1])
+        def drive(*_: Any, **named: Any) -> dict[str, object]:
+            reconnecting.append(named["reconnecting"])
             (place.parent / "presence.json").write_text(json.dumps(SEEN if len(reconnecting) == 1 else {}))
             for has_round in deaths:
                 if has_round:
@@ -446,8 +446,8 @@ def init(code: int = 0) -> str:
 def test_vault_is_found_relative_to_the_recipe_and_not_copied(vault: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = list[VaultLocation]()
 
-    def drive(server: FederationServer, roster: Roster, recipe: Recipe, *rest: Any) -> None:
-        found.extend(one.get("vault") for one in rest if isinstance(one, dict))
+    def drive(server: FederationServer, roster: Roster, recipe: Recipe, settings: dict[str, Any], **_: Any) -> None:
+        found.append(settings["vault"])
         raise Stop
 
     init()

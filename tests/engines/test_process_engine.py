@@ -162,7 +162,7 @@ def test_party_that_kills_every_worker_is_lost_and_others_continue() -> None:
     (rejection,) = fed.rejections_
     assert rejection.party == "1"
     assert re.search("lost: worker 0 .* was killed .* Use fewer workers", rejection.reason)
-    assert any("1 of 3 reports were refused" in str(warning.message) for warning in caught)
+    assert any("1 of 3 replies were rejected" in str(warning.message) for warning in caught)
     pool.close()
 
 

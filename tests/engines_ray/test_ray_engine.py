@@ -244,7 +244,7 @@ def test_party_that_kills_every_worker_is_lost_and_others_continue() -> None:
     assert round.round.accepted == ("0", "2")
     (rejection,) = fed.rejections_
     assert rejection.party == "1" and "lost: Ray worker 0 died" in rejection.reason
-    assert any("1 of 3 reports were refused" in str(warning.message) for warning in caught)
+    assert any("1 of 3 replies were rejected" in str(warning.message) for warning in caught)
     engine.close()
 
 

@@ -43,7 +43,7 @@ class CertificateAndKey:
 
     def write(self, folder: Path, name: str) -> None:
         """Write both into a folder; only the owner may read the key."""
-        atomic.replace(folder / f"{name}.key", self.key, f"{name}.key.new", atomic.PRIVATE_MODE)
+        atomic.replace(folder / f"{name}.key", self.key, f"{name}.key.new", mode=atomic.PRIVATE_MODE)
         atomic.replace(folder / f"{name}.crt", self.certificate, f"{name}.crt.new")
 
 
@@ -90,7 +90,7 @@ class Authority:
         """Issue a certificate for a server at these hosts and on loopback; it expires with the authority."""
         wanted = dict.fromkeys([*check_hosts(hosts), *_LOOPBACK_HOSTS])
         names = [x509.DNSName(host) if (ip := parse_ip(host)) is None else x509.IPAddress(ip) for host in wanted]
-        return self._issue("descant server", ExtendedKeyUsageOID.SERVER_AUTH, self.expires, names)
+        return self._issue("descant server", ExtendedKeyUsageOID.SERVER_AUTH, self.expires, hosts=names)
 
     def issue_party_certificate(self, name: str, days: int) -> CertificateAndKey:
         """Issue a party's certificate, valid for `days` but not longer than the authority."""

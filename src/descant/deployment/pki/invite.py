@@ -114,7 +114,7 @@ class Invite:
                 (files.node_key, self.node_key),
                 (files.address, self.address),
             ):
-                atomic.replace(file, text.encode(), f"{file.name}.new", atomic.PRIVATE_MODE)
+                atomic.replace(file, text.encode(), f"{file.name}.new", mode=atomic.PRIVATE_MODE)
         return files
 
     def _verify(self, signature: bytes, now: datetime) -> None:

@@ -67,7 +67,7 @@ class PresenceRecorder:
         self._last_written = time.monotonic()
         text = json.dumps({name: asdict(one) for name, one in self._records.items()}).encode()
         with suppress(OSError):
-            atomic.replace(self._folder / _PRESENCE_FILE, text, f".{_PRESENCE_FILE}", atomic.PRIVATE_MODE)
+            atomic.replace(self._folder / _PRESENCE_FILE, text, f".{_PRESENCE_FILE}", mode=atomic.PRIVATE_MODE)
 
     def departed_parties(self) -> Collection[str]:
         return self._transport.departed_parties()

@@ -88,7 +88,10 @@ class FederationServer:
                     Proxy.for_address(upstream_port, roster.address).start(self.folder) as proxy,
                     run_superlink(self._superlink_credentials(roster), upstream_port, roster.run_folder),
                 ):
-                    return self._drive(roster, recipe, settings, f"{LOOPBACK}:{upstream_port}", proxy, reconnecting)
+                    address = f"{LOOPBACK}:{upstream_port}"
+                    return self._drive(
+                        roster, recipe, settings, address=address, proxy=proxy, reconnecting=reconnecting
+                    )
             except PeerUnavailable as error:
                 # A fault of the server must not make the next round begin without these parties.
                 reconnecting = reconnecting or connected_in(roster.run_folder)
@@ -108,7 +111,7 @@ class FederationServer:
         secret = roster.keys_folder / _SECRET
         if not secret.exists():
             with write_errors(roster.keys_folder):
-                atomic.replace(secret, os.urandom(32), f".{_SECRET}", atomic.PRIVATE_MODE)
+                atomic.replace(secret, os.urandom(32), f".{_SECRET}", mode=atomic.PRIVATE_MODE)
         keys = roster.keys_folder
         return SuperLinkCredentials(
             keys / f"{AUTHORITY_NAME}.crt", keys / f"{SERVER_NAME}.crt", keys / f"{SERVER_NAME}.key", secret=secret
@@ -136,8 +139,8 @@ class FederationServer:
             handshakes = self._handshake_transport(
                 roster,
                 recipe,
-                PresenceRecorder(transport, roster.run_folder),
-                AccessMonitor(proxy, roster, transport).refresh,
+                transport=PresenceRecorder(transport, roster.run_folder),
+                check_access=AccessMonitor(proxy, roster, transport).refresh,
             )
             handshakes.wait_for(reconnecting, _RECONNECT_TIMEOUT)
             excluded = partial(revoked_parties, roster)

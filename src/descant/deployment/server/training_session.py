@@ -149,7 +149,9 @@ class TrainingSession:
         notified = previous | self.transport.notified
         if notified != previous:
             with write_errors(self.folder):
-                atomic.replace(file, json.dumps(sorted(notified)).encode(), f".{_NOTIFIED_FILE}", atomic.PRIVATE_MODE)
+                atomic.replace(
+                    file, json.dumps(sorted(notified)).encode(), f".{_NOTIFIED_FILE}", mode=atomic.PRIVATE_MODE
+                )
         return notified
 
     def _newcomers(self, descriptions: PartyDescriptions, round: int) -> PartyDescriptions:
@@ -204,7 +206,7 @@ class TrainingSession:
                 self.folder / _DESCRIPTIONS_FILE,
                 json.dumps(descriptions).encode(),
                 f".{_DESCRIPTIONS_FILE}",
-                atomic.PRIVATE_MODE,
+                mode=atomic.PRIVATE_MODE,
             )
         return federation
 
