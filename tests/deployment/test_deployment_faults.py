@@ -289,7 +289,7 @@ def test_a_party_at_its_daily_limit_disconnects_until_the_next_day(tmp_path: Pat
     """So a federation whose silos all pause waits for them and does not use up its rounds."""
     (tmp_path / "team0.py").write_text(ROWS_SILO_FILE.format(name="0") + 'policy = {"rounds_a_day": 1}\n')
     handler = TaskHandler(SiloFile(tmp_path / "team0.py", "0"), tmp_path / "at", lambda text: None)
-    log_lines = []
+    log_lines = list[str]()
     stop = RecordingEvent()
     layout = Net.from_model(network, 0).layout
     handshake = {"recipe": {**recipe_for().tables, "model": {}}, "federation": "lab", "layout": layout.digest}
@@ -534,12 +534,12 @@ def test_a_clock_jump_of_a_year_changes_nothing(tmp_path: Path, monkeypatch: pyt
 
 def test_a_deadline_passes_while_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     true = time.time
-    looks = count(1)
+    polls = count(1)
 
     def back() -> None:
-        connected_parties = next(looks)
-        assert connected_parties < 30, "the deadline must have passed"
-        monkeypatch.setattr(time, "time", partial(shifted_time, true, -3e7 * connected_parties))
+        poll = next(polls)
+        assert poll < 30, "the deadline must have passed"
+        monkeypatch.setattr(time, "time", partial(shifted_time, true, -3e7 * poll))
 
     transport = DelayedTransport(silo_handlers(tmp_path), back)
     fed = deployed_federation(transport, recipe_for(), WaitLimits(deadline=0.3, quorum=3))

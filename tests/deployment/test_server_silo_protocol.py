@@ -28,7 +28,6 @@ from descant.core import seeds
 from descant.core.messages import Reply, Task
 from descant.core.metrics import sign_flip_p_value
 from descant.core.timeouts import WaitLimits
-from descant.coresets import proxy_training
 from descant.deployment.server import HandshakeTransport, training_session
 from descant.deployment.server.server_report import write_report
 from descant.deployment.server.training_session import TrainingSession, first_rounds, read_descriptions, round_summary
@@ -53,6 +52,7 @@ from descant.rounds.validation import Rejection
 from descant.serialization.references import address_of
 from descant.serialization.wire import MessageBytes, pack, unpack
 from descant.storage import atomic
+from descant.storage.vault import coreset_rows
 from descant.storage.vault.coreset_rows import CoresetRows, ExpectedCoreset
 from descant.storage.vault.private_keys import PrivateKey
 from descant.storage.vault.vault_folder import Vault
@@ -1214,10 +1214,10 @@ def test_a_server_never_gets_more_rows_than_the_policy_allows(
 
     def record_rows(rows: CoresetRows) -> bytes:
         record.update(k for row in rows.x for k in range(len(own)) if torch.equal(own[k], row))
-        return packed(rows)
+        return pack_rows(rows)
 
-    packed = proxy_training.pack
-    monkeypatch.setattr(proxy_training, "pack", record_rows)
+    pack_rows = coreset_rows.pack_rows
+    monkeypatch.setattr(coreset_rows, "pack_rows", record_rows)
     sealed = 0
     for seed in range(20):
         reply = unpack(handler.answer(packed_train_task(seed=seed, vault=vault, global_value=global_model)), Reply)
