@@ -469,7 +469,7 @@ def test_interpolation_limits_parties_and_rejects_bad_settings() -> None:
         interpolate(fed, points=1)
     silent = make_federation("FedAvg", engine=partial(BytesEngine, tamper=lambda report: []))
     hash_before = silent.hash()
-    with pytest.raises(DescantError, match="no report was accepted"):
+    with pytest.raises(DescantError, match="no reply was accepted"):
         interpolate(silent)
     assert silent.hash() == hash_before
 

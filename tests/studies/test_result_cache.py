@@ -1,4 +1,4 @@
-"""A comparison that is broken off goes on behind the trainings that had finished, and comes to the same."""
+"""The result cache: an interrupted comparison continues after its finished trainings and gives the same result."""
 
 from __future__ import annotations
 
@@ -29,56 +29,58 @@ METHODS = [
     AdaptiveHyper(algorithms.FedAvgPlus(alpha=0.5), lr=(0.05, 0.1, 0.2), work=(1, 2, 4), reward="clients"),
 ]
 NET = partial(nn.Linear, 64, 10)
-TRAININGS = 8  # two methods, and each with its own yardstick, with two seeds
+TRAININGS = 8  # two methods and their two baselines, with two seeds
 
 
-class Broken(Exception):
-    """What ends a comparison before its time."""
+class Interruption(Exception):
+    """Ends a comparison early."""
 
 
-def study(kept: Path | None, **changes: Any) -> Study:
+def study(cache: Path | None, **changes: Any) -> Study:
     settings = {"rounds": 4, "seeds": 2, "points": 2, "lr": 0.1, "steps": 2, "batch": 8}
     model = changes.pop("model", NET)
-    return compare(METHODS, model, parties.digits(count=4), progress=False, cache=kept, **{**settings, **changes})
+    return compare(METHODS, model, parties.digits(count=4), progress=False, cache=cache, **{**settings, **changes})
 
 
-def breaking(monkeypatch: pytest.MonkeyPatch, after: int, error: type[BaseException] = Broken) -> Callable[[], int]:
-    """Trainings end by an error from the n-th on; how many began is told."""
+def interrupt_after(
+    monkeypatch: pytest.MonkeyPatch, after: int, error: type[BaseException] = Interruption
+) -> Callable[[], int]:
+    """Raise in every training after the first ``after``; return a function that counts the started trainings."""
     import descant.studies.study
 
-    carry_out = descant.studies.study.run_and_score
-    began = []
+    run_and_score = descant.studies.study.run_and_score
+    started = []
 
     def counted(*arguments: Any) -> Any:
-        began.append(1)
-        if len(began) > after:
+        started.append(1)
+        if len(started) > after:
             raise error
-        return carry_out(*arguments)
+        return run_and_score(*arguments)
 
     monkeypatch.setattr("descant.studies.study.run_and_score", counted)
-    return lambda: len(began)
+    return lambda: len(started)
 
 
-def told(found: Study) -> Any:
-    """All of it but the time that it took."""
+def content(found: Study) -> Any:
+    """Return everything in a study except its seconds."""
     results = [{k: v for k, v in result.to_json().items() if k != "seconds"} for result in found.results]
     return json.dumps([results, found.settings, found.findings(), str(found.table())])
 
 
 @pytest.fixture(scope="module")
 def whole() -> Any:
-    return told(study(None))
+    return content(study(None))
 
 
 @pytest.mark.parametrize("after", range(TRAININGS))
-def test_broken_off_anywhere_it_goes_on_and_comes_to_the_same(tmp_path, monkeypatch, whole, after):
+def test_an_interruption_after_any_training_gives_the_same_study(tmp_path, monkeypatch, whole, after):
     with monkeypatch.context() as patched:
-        breaking(patched, after)
-        with pytest.raises(Broken):
+        interrupt_after(patched, after)
+        with pytest.raises(Interruption):
             study(tmp_path / "kept")
-    began = breaking(monkeypatch, TRAININGS)
-    assert told(study(tmp_path / "kept")) == whole
-    assert began() == TRAININGS - after
+    started = interrupt_after(monkeypatch, TRAININGS)
+    assert content(study(tmp_path / "kept")) == whole
+    assert started() == TRAININGS - after
 
 
 def scaled(output: Tensor, y: Tensor, by: float = 1.0) -> Tensor:
@@ -86,7 +88,7 @@ def scaled(output: Tensor, y: Tensor, by: float = 1.0) -> Tensor:
 
 
 class Tempered(nn.Module):
-    """A setting that neither shows in its text nor in its weights."""
+    """A module with a setting that shows neither in its text nor in its weights."""
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
@@ -110,38 +112,38 @@ class Tempered(nn.Module):
         ({"metric": Metric("m", accuracy, True)}, {"metric": Metric("m", accuracy, False)}),
     ],
 )
-def test_another_comparison_takes_nothing_of_it(tmp_path, monkeypatch, before, changes):
+def test_another_comparison_reuses_nothing(tmp_path, monkeypatch, before, changes):
     study(tmp_path, **before)
-    began = breaking(monkeypatch, 2 * TRAININGS)
+    started = interrupt_after(monkeypatch, 2 * TRAININGS)
     study(tmp_path, **{**before, **changes})
-    assert began() == TRAININGS
+    assert started() == TRAININGS
     study(tmp_path, **before)
-    assert began() == TRAININGS
+    assert started() == TRAININGS
 
 
-def test_code_that_was_changed_is_trained_anew(tmp_path, monkeypatch):
+def test_changed_code_is_trained_again(tmp_path, monkeypatch):
     file = tmp_path / "mine.py"
     code = "from torch import nn\ndef net():\n    return nn.Linear(64, 10)\n"
-    began = breaking(monkeypatch, 99)
+    started = interrupt_after(monkeypatch, 99)
     for text, trained in ((code, TRAININGS), (code, TRAININGS), (f"{code}# another\n", 2 * TRAININGS)):
         file.write_text(text)
         study(tmp_path / "kept", model=f"{file}:net")
-        assert began() == trained
+        assert started() == trained
 
 
 @pytest.mark.parametrize("changes", [{"loss": lambda output, y: scaled(output, y)}, {"model": nn.Linear(64, 10)}])
-def test_what_could_be_taken_for_another_is_not_kept(tmp_path, changes):
-    with pytest.warns(DescantWarning, match="not kept on the way"):
+def test_settings_without_an_import_name_are_not_cached(tmp_path, changes):
+    with pytest.warns(DescantWarning, match="not kept for a restart"):
         study(tmp_path / "kept", **changes)
     assert not (tmp_path / "kept").exists()
 
 
-def test_one_method_more_trains_that_method_alone(tmp_path, monkeypatch):
+def test_an_added_method_trains_only_that_method(tmp_path, monkeypatch):
     study(tmp_path)
-    began = breaking(monkeypatch, 2)
+    started = interrupt_after(monkeypatch, 2)
     monkeypatch.setattr("test_result_cache.METHODS", [*METHODS, algorithms.RFA()])
     study(tmp_path)
-    assert began() == 2
+    assert started() == 2
 
 
 @pytest.mark.parametrize(
@@ -157,24 +159,24 @@ def test_a_damaged_file_is_named(tmp_path, damaged):
     study(tmp_path)
 
 
-def test_the_same_command_goes_on(tmp_path, monkeypatch):
+def test_the_same_command_continues_after_an_interruption(tmp_path, monkeypatch):
     (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
     command = ["compare", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "out")]
     with monkeypatch.context() as patched:
-        breaking(patched, 3, KeyboardInterrupt)
+        interrupt_after(patched, 3, KeyboardInterrupt)
         shown = CliRunner().invoke(get_command(app), command)
     assert shown.exit_code == 130
     assert f"kept in {tmp_path / 'out.part'}: the same command continues after them" in shown.stderr
     assert len(list((tmp_path / "out.part").glob("*.json"))) == 3 and not (tmp_path / "out").exists()
 
-    began = breaking(monkeypatch, 99)
+    started = interrupt_after(monkeypatch, 99)
     shown = CliRunner().invoke(get_command(app), command)
     assert shown.exit_code == 0 and f"{tmp_path / 'out.part'} holds 3 finished" in shown.stdout
-    assert began() == 6 - 3 and (tmp_path / "out" / "report.html").exists()
+    assert started() == 6 - 3 and (tmp_path / "out" / "report.html").exists()
     assert not (tmp_path / "out.part").exists()
 
 
-def test_nothing_of_others_is_removed(tmp_path):
+def test_files_of_other_comparisons_are_kept(tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
     part = tmp_path / "out.part"
     part.mkdir()
@@ -182,7 +184,7 @@ def test_nothing_of_others_is_removed(tmp_path):
     recipe = read_recipe(tmp_path / "tiny.toml")
     run_experiment(
         recipe.with_values("training.lr=0.3"), progress=False, cache=ResultCache(part)
-    )  # another one, which was broken off
+    )  # another comparison, which was interrupted
     others = sorted(part.glob("*.json"))
     shown = CliRunner().invoke(
         get_command(app), ["compare", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "out")]
@@ -191,23 +193,23 @@ def test_nothing_of_others_is_removed(tmp_path):
     assert sorted(part.glob("*")) == others
 
 
-def test_a_file_in_the_place_of_the_folder_is_named_before_the_work(tmp_path, monkeypatch):
-    breaking(monkeypatch, 0)
+def test_a_file_in_place_of_the_folder_raises_before_any_training(tmp_path, monkeypatch):
+    interrupt_after(monkeypatch, 0)
     (tmp_path / "kept").write_text("mine")
     with pytest.raises(StateError, match=r"kept is a file"):
         study(tmp_path / "kept")
 
 
 @pytest.mark.parametrize("n", range(1, 4))
-def test_a_full_disk_costs_what_was_kept_and_not_the_work(tmp_path, whole, n):
+def test_a_full_disk_loses_the_cache_but_not_the_study(tmp_path, whole, n):
     with (
         inject_faults(n, True, disk_full_error),
         pytest.warns(DescantWarning, match="A finished training cannot be kept"),
     ):
-        assert told(study(tmp_path / "kept")) == whole
+        assert content(study(tmp_path / "kept")) == whole
 
 
-def test_what_was_kept_counts_in_the_time(tmp_path):
+def test_cached_trainings_count_in_the_seconds(tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
     recipe = read_recipe(tmp_path / "tiny.toml")
     kept = tmp_path / "kept"
