@@ -1,7 +1,8 @@
-"""Deep Q-learning and policy gradients as a textbook has them, one agent in plain torch, beside those of a federation.
+"""Deep Q-learning and policy gradients of a federation compared with a textbook version of one agent in plain torch.
 
-They make the "locally trained model" of FedRL's Algorithm 1. The draws are the same (they have names), the rest is
-written anew: replay, n steps, targets, advantages, optimiser. And every setting of a solver changes what is learned.
+They produce the "locally trained model" of FedRL's Algorithm 1. The random draws are shared, since they are keyed; the
+rest is written independently: replay, n-step returns, targets, advantages, optimizer. Every setting of a solver changes
+the trained model.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from descant.training.agent_training import MAX_EPISODE_STEPS
 from descant.training.stacked_forward import KeyedUniform
 
 
-class Short(gymnasium.Env[Any, Any]):
-    """A walk: it may end at any step, and is broken off after nine; rewards differ, and some are large."""
+class ShortWalk(gymnasium.Env[Any, Any]):
+    """A random walk that may terminate at any step and is truncated after nine; some rewards are large."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-9, 9, (4,))
@@ -45,7 +46,7 @@ class Short(gymnasium.Env[Any, Any]):
         return self.at, reward, bool(self.np_random.random() < 0.08), self.t == 9, {}
 
 
-gymnasium.register("Short-v0", entry_point=Short, disable_env_checker=True, order_enforce=False)
+gymnasium.register("Short-v0", entry_point=ShortWalk, disable_env_checker=True, order_enforce=False)
 
 DQN = Dqn(
     steps=60,
@@ -78,41 +79,38 @@ PG = PolicyGradient(
 PG = replace(PG, lr=0.02, clip_ratio=0.1)
 
 
-def made(solver: Any, algorithm: Any = None, outputs: int = 2, count: int = 1) -> Federation:
-    people = parties.agents("Short-v0", count=count, test_episodes=0)
+def make_federation(solver: Any, algorithm: Any = None, outputs: int = 2, count: int = 1) -> Federation:
+    population = parties.agents("Short-v0", count=count, test_episodes=0)
     net = partial(models.mlp, 4, outputs, (8,))
-    return Federation(net, people, algorithm or algorithms.Local(), solver=solver, seed=5)
+    return Federation(net, population, algorithm or algorithms.Local(), solver=solver, seed=5)
 
 
-def row(module: nn.Module) -> Tensor:
+def parameter_vector(module: nn.Module) -> Tensor:
     return nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
-def first(fed: Federation) -> nn.Module:
+def initial_module(fed: Federation) -> nn.Module:
     return fed.plan_.net.module_from_row(fed.state.initial_model)
 
 
-def step_down(module: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, most: float) -> None:
+def take_step(module: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float) -> None:
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     norm = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]).norm()
     for parameter in module.parameters():
         assert parameter.grad is not None
-        parameter.grad *= min(1.0, most / float(norm))
+        parameter.grad *= min(1.0, max_norm / float(norm))
     optimizer.step()
 
 
-# ── deep Q-learning ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Textbook:
-    """One agent that learns as Mnih et al. (2015) and van Hasselt et al. (2016) say."""
+class TextbookDqn:
+    """One agent trained as in Mnih et al. (2015) and van Hasselt et al. (2016)."""
 
     def __init__(self, solver: Dqn, q: nn.Module) -> None:
         self.solver = solver
         self.q = q
         self.target = copy.deepcopy(q)
-        self.env = Short()
+        self.env = ShortWalk()
         self.optimizer = torch.optim.Adam(q.parameters(), lr=solver.lr)
         self.rows: list[tuple[Any, int, float, Any, bool, bool]] = []
         self.act, self.batch = (
@@ -120,29 +118,29 @@ class Textbook:
         )
         self.episode = 0
         self.updates = 0
-        self.broken_off = 0
-        self.begin()
+        self.truncated_count = 0
+        self.begin_episode()
 
-    def begin(self) -> None:
-        self.seen, _ = self.env.reset(seed=seeds.stream_key(5, self.episode, "0", "episode") % 2**31)
+    def begin_episode(self) -> None:
+        self.observation, _ = self.env.reset(seed=seeds.stream_key(5, self.episode, "0", "episode") % 2**31)
 
-    def live(self, steps: int) -> None:
+    def run(self, steps: int) -> None:
         s = self.solver
         for t in range(steps):
-            chance, which = self.act[t][0]
+            explore_draw, action_draw = self.act[t][0]
             with torch.no_grad():
-                action = int(self.q(torch.as_tensor(self.seen)[None])[0].argmax())
+                action = int(self.q(torch.as_tensor(self.observation)[None])[0].argmax())
             share = min(1.0, t / s.epsilon_steps)
-            if chance < (1 - share) * s.epsilon_start + share * s.epsilon_end:
-                action = int(which * 2)
+            if explore_draw < (1 - share) * s.epsilon_start + share * s.epsilon_end:
+                action = int(action_draw * 2)
             after, reward, terminated, truncated, _ = self.env.step(action)
-            self.rows.append((self.seen, action, reward, after, terminated, terminated or truncated))
+            self.rows.append((self.observation, action, reward, after, terminated, terminated or truncated))
             self.rows = self.rows[-s.buffer_size :]
-            self.seen = after
+            self.observation = after
             if terminated or truncated:
-                self.broken_off += truncated and not terminated
+                self.truncated_count += truncated and not terminated
                 self.episode += 1
-                self.begin()
+                self.begin_episode()
             if t + 1 >= s.learning_starts and (t + 1) % s.train_every == 0:
                 for number in range(s.gradient_steps):
                     self.learn(((t + 1) // s.train_every - 1) * s.gradient_steps + number)
@@ -150,12 +148,12 @@ class Textbook:
     def learn(self, number: int) -> None:
         s = self.solver
         losses = []
-        for place in self.batch[number][0]:
-            at = int(place * len(self.rows))
-            told = 0.0
+        for position in self.batch[number][0]:
+            at = int(position * len(self.rows))
+            n_step_return = 0.0
             power = 1.0
             for i in range(at, min(at + s.n_step, len(self.rows))):
-                told = told + power * self.rows[i][2]
+                n_step_return = n_step_return + power * self.rows[i][2]
                 power = power * s.gamma
                 last = self.rows[i]
                 if last[5]:
@@ -163,106 +161,102 @@ class Textbook:
             after = torch.as_tensor(last[3])[None]
             with torch.no_grad():
                 best = (self.q if s.double_q else self.target)(after).argmax(1)
-                goal = told + power * (not last[4]) * self.target(after)[0, best]
+                target = n_step_return + power * (not last[4]) * self.target(after)[0, best]
             chosen = self.q(torch.as_tensor(self.rows[at][0])[None])[0, self.rows[at][1]]
-            losses.append(functional.huber_loss(chosen, goal[0], delta=s.huber_delta))
-        step_down(self.q, self.optimizer, torch.stack(losses).mean(), s.max_grad_norm)
+            losses.append(functional.huber_loss(chosen, target[0], delta=s.huber_delta))
+        take_step(self.q, self.optimizer, torch.stack(losses).mean(), s.max_grad_norm)
         if (number + 1) % s.target_every == 0:
-            for mine, theirs in zip(self.target.parameters(), self.q.parameters(), strict=True):
-                mine.data.lerp_(theirs.data, s.tau)
+            for parameter, source in zip(self.target.parameters(), self.q.parameters(), strict=True):
+                parameter.data.lerp_(source.data, s.tau)
 
 
 @pytest.mark.parametrize("solver", [DQN, replace(DQN, double_q=False, n_step=1, tau=1.0)], ids=["double_q", "plain"])
-def test_deep_q_learning_is_the_textbooks(solver: Dqn) -> None:
-    fed = made(solver)
-    textbook = Textbook(solver, first(fed))
-    textbook.live(2 * solver.steps)
-    assert textbook.broken_off > 3 and textbook.episode > textbook.broken_off, (
-        "both ends of an episode were learned from"
-    )
+def test_deep_q_learning_matches_the_textbook(solver: Dqn) -> None:
+    fed = make_federation(solver)
+    textbook = TextbookDqn(solver, initial_module(fed))
+    textbook.run(2 * solver.steps)
+    assert textbook.truncated_count > 3 and textbook.episode > textbook.truncated_count, "both kinds of ends occur"
     fed.fit(2, progress=False)
-    memory = fed.engine_.party_states.get("0")
-    torch.testing.assert_close(row(fed.models_["0"]), row(textbook.q), rtol=0, atol=1e-5)
-    torch.testing.assert_close(memory["agent.target_network"], row(textbook.target), rtol=0, atol=1e-5)
-    assert memory["agent.progress"][:2].tolist() == [120, textbook.episode]
+    state = fed.engine_.party_states.get("0")
+    torch.testing.assert_close(parameter_vector(fed.models_["0"]), parameter_vector(textbook.q), rtol=0, atol=1e-5)
+    torch.testing.assert_close(state["agent.target_network"], parameter_vector(textbook.target), rtol=0, atol=1e-5)
+    assert state["agent.progress"][:2].tolist() == [120, textbook.episode]
 
 
-# ── policy gradient ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def played(solver: PolicyGradient, net: nn.Module, iteration: int) -> tuple[list[Tensor], int]:
-    """What one agent did, step by step: what it saw, its action, advantage, log-probability and return."""
-    env = Short()
+def play_episodes(solver: PolicyGradient, net: nn.Module, iteration: int) -> tuple[list[Tensor], int]:
+    """Return columns of steps (observation, action, advantage, log-probability, return), and truncated episodes."""
+    env = ShortWalk()
     act = KeyedUniform(5, ["0"], "act", shape=(solver.episodes,))
     critic = 0
     columns: list[list[Any]] = [[], [], [], [], []]
-    broken_off = 0
+    truncated_count = 0
     for e in range(solver.episodes):
-        seen, _ = env.reset(seed=seeds.stream_key(5, iteration * solver.episodes + e, "0", "episode") % 2**31)
+        observation, _ = env.reset(seed=seeds.stream_key(5, iteration * solver.episodes + e, "0", "episode") % 2**31)
         steps = []
-        over = False
-        cut = False
-        while not (over or cut):
+        terminated = False
+        truncated = False
+        while not (terminated or truncated):
             with torch.no_grad():
-                told = net(torch.as_tensor(seen)[None])[0]
-            chances = functional.log_softmax(told[:2], 0)
-            critic = len(told) - 2
-            action = int(act[iteration * MAX_EPISODE_STEPS + len(steps)][0, e] >= float(chances[0].exp()))
-            after, reward, over, cut, _ = env.step(action)
-            steps.append((seen, action, float(chances[action]), float(told[2]) if critic else 0.0, reward))
-            seen = after
-        broken_off += cut and not over
+                output = net(torch.as_tensor(observation)[None])[0]
+            log_probabilities = functional.log_softmax(output[:2], 0)
+            critic = len(output) - 2
+            action = int(act[iteration * MAX_EPISODE_STEPS + len(steps)][0, e] >= float(log_probabilities[0].exp()))
+            after, reward, terminated, truncated, _ = env.step(action)
+            value = float(output[2]) if critic else 0.0
+            steps.append((observation, action, float(log_probabilities[action]), value, reward))
+            observation = after
+        truncated_count += truncated and not terminated
         with torch.no_grad():
-            value = float(net(torch.as_tensor(seen)[None])[0, 2]) if critic and not over else 0.0
+            value = float(net(torch.as_tensor(observation)[None])[0, 2]) if critic and not terminated else 0.0
         advantage = 0.0
         trace = solver.gae_lambda if critic else 1.0
-        mine = []
-        for before, action, chance, expected, reward in reversed(steps):
+        rows = []
+        for before, action, log_probability, expected, reward in reversed(steps):
             advantage = reward + solver.gamma * value - expected + solver.gamma * trace * advantage
-            mine.append((before, action, advantage, chance, advantage + expected))
+            rows.append((before, action, advantage, log_probability, advantage + expected))
             value = expected
-        for step in reversed(mine):
-            for column, one in zip(columns, step, strict=True):
-                column.append(one)
-    found = [torch.tensor(np.array(column)) for column in columns]
+        for step in reversed(rows):
+            for column, value_of_step in zip(columns, step, strict=True):
+                column.append(value_of_step)
+    tensors = [torch.tensor(np.array(column)) for column in columns]
     if solver.normalize_advantages:
-        found[2] = (found[2] - found[2].mean()) / (found[2].std(correction=0) + 1e-8)
-    return found, broken_off
+        tensors[2] = (tensors[2] - tensors[2].mean()) / (tensors[2].std(correction=0) + 1e-8)
+    return tensors, truncated_count
 
 
 @pytest.mark.parametrize("outputs", [2, 3], ids=["actor", "actor and critic"])
 @pytest.mark.parametrize(
-    "changes", [{}, {"normalize_advantages": False, "max_grad_norm": 100.0, "clip_ratio": 10.0}], ids=["default", "plain"]
+    "changes",
+    [{}, {"normalize_advantages": False, "max_grad_norm": 100.0, "clip_ratio": 10.0}],
+    ids=["default", "plain"],
 )
-def test_a_policy_gradient_is_the_textbooks(outputs: int, changes: Mapping[str, Any]) -> None:
+def test_policy_gradient_matches_the_textbook(outputs: int, changes: Mapping[str, Any]) -> None:
     solver = replace(PG, **changes)
-    fed = made(solver, outputs=outputs)
-    net = first(fed)
+    fed = make_federation(solver, outputs=outputs)
+    net = initial_module(fed)
     optimizer = torch.optim.Adam(net.parameters(), lr=solver.lr)
     for iteration in range(2):
-        (x, action, advantage, chance, goal), broken_off = played(solver, net, iteration)
-        assert 0 < broken_off < solver.episodes, "both ends of an episode were learned from"
+        (x, action, advantage, log_probability, target), truncated_count = play_episodes(solver, net, iteration)
+        assert 0 < truncated_count < solver.episodes, "both kinds of ends occur"
         rng = seeds.stream(5, iteration, "0", "batch")
         needed = solver.gradient_steps * solver.batch
         order = np.concatenate([rng.permutation(len(x)) for _ in range(-(-needed // len(x)))])[:needed]
         for at in torch.from_numpy(order).reshape(solver.gradient_steps, solver.batch):
-            told = net(x[at])
-            chances = functional.log_softmax(told[:, :2], 1)
-            ratio = (chances.gather(1, action[at][:, None])[:, 0] - chance[at].float()).exp()
+            output = net(x[at])
+            new = functional.log_softmax(output[:, :2], 1)
+            ratio = (new.gather(1, action[at][:, None])[:, 0] - log_probability[at].float()).exp()
             gain = torch.minimum(
                 ratio * advantage[at], ratio.clip(1 - solver.clip_ratio, 1 + solver.clip_ratio) * advantage[at]
             )
-            loss = -gain.mean() + solver.entropy_coefficient * (chances.exp() * chances).sum(1).mean()
+            loss = -gain.mean() + solver.entropy_coefficient * (new.exp() * new).sum(1).mean()
             if outputs == 3:
-                loss = loss + 0.5 * solver.value_coefficient * (told[:, 2] - goal[at]).square().mean()
-            step_down(net, optimizer, loss, solver.max_grad_norm)
+                loss = loss + 0.5 * solver.value_coefficient * (output[:, 2] - target[at]).square().mean()
+            take_step(net, optimizer, loss, solver.max_grad_norm)
     fed.fit(1, progress=False)
-    torch.testing.assert_close(row(fed.models_["0"]), row(net), rtol=0, atol=1e-5)
+    torch.testing.assert_close(parameter_vector(fed.models_["0"]), parameter_vector(net), rtol=0, atol=1e-5)
 
 
-# ── every setting counts ──────────────────────────────────────────────────────────────────────────────────────────────
-
-OTHERWISE: dict[str, dict[str, Any]] = {
+OTHER_VALUES: dict[str, dict[str, Any]] = {
     "dqn": {
         "lr": 2e-3,
         "steps": 61,
@@ -286,7 +280,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
         "moments": "reset",
         "target_network": "keep",
     },
-    "policy gradient": {
+    "policy_gradient": {
         "lr": 2e-3,
         "iterations": 3,
         "episodes": 5,
@@ -304,58 +298,60 @@ OTHERWISE: dict[str, dict[str, Any]] = {
         "moments": "reset",
     },
 }
-SOLVERS = {"dqn": DQN, "policy gradient": PG}
+SOLVERS = {"dqn": DQN, "policy_gradient": PG}
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, known in OTHERWISE.items() for name in known])
-def test_every_setting_changes_what_is_learned(kind: str, name: str) -> None:
-    def learned(solver: Any) -> Tensor:
-        fed = made(solver, algorithms.FedRL(mode="shift"), 3 if kind != "dqn" else 2, count=2).fit(3, progress=False)
-        return row(fed.models_["0"])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, values in OTHER_VALUES.items() for name in values])
+def test_every_setting_changes_the_trained_model(kind: str, name: str) -> None:
+    def trained(solver: Any) -> Tensor:
+        fed = make_federation(solver, algorithms.FedRL(mode="shift"), 3 if kind != "dqn" else 2, count=2).fit(
+            3, progress=False
+        )
+        return parameter_vector(fed.models_["0"])
 
-    other = OTHERWISE[kind][name]
+    other = OTHER_VALUES[kind][name]
     assert getattr(SOLVERS[kind], name) != other
-    assert not torch.equal(learned(SOLVERS[kind]), learned(replace(SOLVERS[kind], **{name: other})))
+    assert not torch.equal(trained(SOLVERS[kind]), trained(replace(SOLVERS[kind], **{name: other})))
 
 
-def test_no_setting_is_left_out() -> None:
+def test_no_setting_is_missing_from_the_test() -> None:
     for kind, solver in SOLVERS.items():
-        assert {field.name for field in fields(solver)} == set(OTHERWISE[kind])
-
-
-# ── what outlives a round ─────────────────────────────────────────────────────────────────────────────────────────────
+        assert {field.name for field in fields(solver)} == set(OTHER_VALUES[kind])
 
 
 @pytest.mark.parametrize("kind", SOLVERS)
-def test_moments_are_reset_where_merging_changed_the_model_and_only_there(kind: str) -> None:
-    """Errata, row 37: an optimiser that begins anew counts its steps from 0; one whose model nobody touched goes on."""
+def test_moments_are_reset_only_after_aggregation_changed_the_model(kind: str) -> None:
+    """ERRATA, row 37: reset moments count steps from 0; they persist if aggregation left the model unchanged."""
 
-    def steps(moments: Any, algorithm: Any) -> float:
+    def optimizer_steps(moments: Any, algorithm: Any) -> float:
         solver = replace(SOLVERS[kind], moments=moments)
-        memory = made(solver, algorithm, count=2).fit(3, progress=False).engine_.party_states.get("0")
-        (name,) = [name for name in memory if name.startswith("moment.") and name.endswith("step")]
-        return float(memory[name].max())
+        state = make_federation(solver, algorithm, count=2).fit(3, progress=False).engine_.party_states.get("0")
+        (name,) = [name for name in state if name.startswith("moment.") and name.endswith("step")]
+        return float(state[name].max())
 
-    merged = algorithms.FedRL("uniform")
-    of_a_round = 60 if kind == "dqn" else PG.iterations * PG.gradient_steps
-    assert steps("reset", merged) == of_a_round
-    assert steps("keep", merged) == steps("keep", algorithms.Local()) == steps("reset", algorithms.Local())
-    assert steps("keep", merged) > 2 * of_a_round
+    merging = algorithms.FedRL("uniform")
+    steps_per_round = 60 if kind == "dqn" else PG.iterations * PG.gradient_steps
+    alone = algorithms.Local()
+    assert optimizer_steps("reset", merging) == steps_per_round
+    assert optimizer_steps("keep", merging) == optimizer_steps("keep", alone) == optimizer_steps("reset", alone)
+    assert optimizer_steps("keep", merging) > 2 * steps_per_round
 
 
-def test_where_no_episode_ends_the_last_reward_is_the_one_that_is_known() -> None:
+def test_without_an_ended_episode_the_last_known_reward_is_reported() -> None:
     """§3: "the average reward of an agent over that round"; without an episode that ended there is none (row 38)."""
-    fed = made(Dqn(steps=4, learning_starts=1000))
+    fed = make_federation(Dqn(steps=4, learning_starts=1000))
     rewards = [scored.round.metrics["0"].get("reward") for scored in fed.rounds(12)]
     ended: list[list[float]] = [[] for _ in rewards]  # by round, the returns of the episodes that ended in it
-    so_far = 0.0
+    episode_return = 0.0
     for at, (*_, reward, _, end) in enumerate(fed.engine_.party_states.get("0")["log.replay"].tolist()):
-        so_far += reward
+        episode_return += reward
         if end:
-            ended[at // 4].append(so_far)
-            so_far = 0.0
+            ended[at // 4].append(episode_return)
+            episode_return = 0.0
     known: float | None = None
-    for told, returns in zip(rewards, ended, strict=True):
+    for reported, returns in zip(rewards, ended, strict=True):
         known = float(np.mean(returns)) if returns else known
-        assert told is None if known is None else told == pytest.approx(known, rel=1e-5)
-    assert rewards[0] is None and any(told and not returns for told, returns in zip(rewards, ended, strict=True))
+        assert reported is None if known is None else reported == pytest.approx(known, rel=1e-5)
+    assert rewards[0] is None and any(
+        reported and not returns for reported, returns in zip(rewards, ended, strict=True)
+    )

@@ -1,4 +1,4 @@
-"""The SGD solver against plain torch, written out: one module, one optimiser, one loop."""
+"""The SGD solver compared with plain torch: one module, one optimizer, one loop."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from descant.training.batches import draw_batches
 from toy_problems import classification_parties, network
 
 
-def plain(people: Population, solver: Sgd, rounds: int, seed: int, model: nn.Module | None = None) -> list[Tensor]:
-    """Each party alone: its own module and its own torch optimiser, which lives through all rounds."""
+def plain_torch(
+    population: Population, solver: Sgd, rounds: int, seed: int, model: nn.Module | None = None
+) -> list[Tensor]:
+    """Train each party alone, with its own module and a torch optimizer that persists over all rounds."""
     rows = []
-    for party in people.values():
+    for party in population.values():
         module = (model or network(torch.float64)).train()
         make = getattr(torch.optim, str(solver.optimizer))
         optimizer = make(module.parameters(), lr=solver.lr, **solver.options)
@@ -56,15 +58,15 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("way", ["stacked", "single", "vectorized", "looped"])
+@pytest.mark.parametrize("mode", ["stacked", "single", "vectorized", "looped"])
 @pytest.mark.parametrize("name", SOLVERS)
-def test_local_training_is_plain_torch_training(name: str, way: str) -> None:
-    people = classification_parties(5, torch.float64)
+def test_local_training_is_plain_torch_training(name: str, mode: str) -> None:
+    population = classification_parties(5, torch.float64)
     solver = SOLVERS[name]
-    fed = Federation(network(torch.float64), people, algorithms.Local(), solver=solver, seed=3)
-    fed.state = replace(fed.state, execution_mode=way)
+    fed = Federation(network(torch.float64), population, algorithms.Local(), solver=solver, seed=3)
+    fed.state = replace(fed.state, execution_mode=mode)
     fed.fit(3, progress=False)
-    for party, expected in zip(people, plain(people, solver, 3, seed=3), strict=True):
+    for party, expected in zip(population, plain_torch(population, solver, 3, seed=3), strict=True):
         torch.testing.assert_close(fed.state.personal_models.get(party)["model"], expected, rtol=0, atol=1e-12)
 
 
@@ -77,7 +79,7 @@ def test_fedrep_with_one_step_trains_both_halves() -> None:
     assert all(not torch.equal(trained[name], start[name]) for name in start)
 
 
-class Counting(torch.optim.Optimizer):
+class CountingOptimizer(torch.optim.Optimizer):
     """Counts its steps in a Python number, which would be lost between rounds."""
 
     def __init__(self, params: object, lr: float) -> None:
@@ -90,44 +92,47 @@ class Counting(torch.optim.Optimizer):
                 parameter.data -= group["lr"] * parameter.grad
 
 
-def test_an_optimiser_whose_memory_cannot_be_kept_is_refused() -> None:
-    with pytest.raises(SettingError, match="Counting cannot step a stack of parties: it keeps 'step' as"):
-        Federation(network(), classification_parties(3), algorithms.FedAvg(), solver=Sgd(optimizer=Counting)).fit(
-            1, progress=False
-        )
+def test_an_optimizer_with_non_tensor_state_is_rejected() -> None:
+    with pytest.raises(SettingError, match="CountingOptimizer cannot step a stack of parties: it keeps 'step' as"):
+        Federation(
+            network(), classification_parties(3), algorithms.FedAvg(), solver=Sgd(optimizer=CountingOptimizer)
+        ).fit(1, progress=False)
 
 
-def test_moments_that_are_reset_are_not_kept() -> None:
-    people = classification_parties(3)
-    for moments, kept in (("keep", 3), ("reset", 0)):
+def test_reset_moments_are_not_stored() -> None:
+    population = classification_parties(3)
+    for moments, stored in (("keep", 3), ("reset", 0)):
         solver = Sgd(lr=0.02, steps=2, batch=4, optimizer="Adam", moments=moments)  # type: ignore[arg-type]
-        fed = Federation(network(), people, algorithms.FedAvg(), solver=solver).fit(1, progress=False)
-        assert len(fed.engine_.party_states.names()) == kept
+        fed = Federation(network(), population, algorithms.FedAvg(), solver=solver).fit(1, progress=False)
+        assert len(fed.engine_.party_states.names()) == stored
 
 
-def test_stragglers_take_as_many_steps_as_the_round_says() -> None:
-    people = classification_parties(5, torch.float64)
+def test_stragglers_take_the_steps_that_the_round_assigns() -> None:
+    population = classification_parties(5, torch.float64)
     solver = Sgd(lr=0.05, steps=6, batch=4, optimizer="Adam")
     algorithm = replace(algorithms.Local(), participation=algorithms.Stragglers(0.6))
-    fed = Federation(network(torch.float64), people, algorithm, solver=solver, seed=3)
+    fed = Federation(network(torch.float64), population, algorithm, solver=solver, seed=3)
     (first,) = fed.rounds(1)
     works = {name: hyper.work for name, hyper in first.round.participants.items()}
     assert sum(work < 6 for work in works.values()) == 3 and min(works.values()) >= 1
     for name, work in works.items():
-        (expected,) = plain(people.subset([name]), replace(solver, steps=work), 1, seed=3)
+        (expected,) = plain_torch(population.subset([name]), replace(solver, steps=work), 1, seed=3)
         torch.testing.assert_close(fed.state.personal_models.get(name)["model"], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_fedrep_trains_the_head_and_then_the_body(optimizer: str) -> None:
     """With one party: two steps on the last layer alone, then two on the first alone, as plain torch does them."""
-    people = classification_parties(5, torch.float64).subset(["0"])
+    population = classification_parties(5, torch.float64).subset(["0"])
     fed = Federation(
-        network(torch.float64), people, algorithms.FedRep(), solver=Sgd(lr=0.1, steps=4, batch=100, optimizer=optimizer)
+        network(torch.float64),
+        population,
+        algorithms.FedRep(),
+        solver=Sgd(lr=0.1, steps=4, batch=100, optimizer=optimizer),
     )
     fed.fit(1, progress=False)
     module = network(torch.float64)
-    party = people["0"]
+    party = population["0"]
     for layer in (2, 0):
         part = dict(module.named_modules())[str(layer)]
         stepper = getattr(torch.optim, optimizer)(part.parameters(), lr=0.1)
@@ -136,16 +141,16 @@ def test_fedrep_trains_the_head_and_then_the_body(optimizer: str) -> None:
             nn.functional.cross_entropy(module(party.x), party.y).backward()
             stepper.step()
     trained = fed.models_["0"].state_dict()
-    if optimizer == "SGD":  # Adam's own count of steps goes on for the body while it stands still
+    if optimizer == "SGD":  # Adam also counts the steps in which the body is frozen
         for name, expected in module.state_dict().items():
             torch.testing.assert_close(trained[name], expected, rtol=0, atol=1e-12)
-    halfway = Federation(network(torch.float64), people, algorithms.FedRep(head_share=1.0), solver=fed.solver).fit(
+    halfway = Federation(network(torch.float64), population, algorithms.FedRep(head_share=1.0), solver=fed.solver).fit(
         1, False
     )
     assert torch.equal(halfway.models_["0"].state_dict()["0.weight"], network(torch.float64).state_dict()["0.weight"])
 
 
-def test_an_epoch_takes_every_sample_once_and_steps_are_of_one_size() -> None:
+def test_an_epoch_takes_every_sample_once_and_steps_have_equal_sizes() -> None:
     rng = seeds.stream(0, 1, "a", "batch")
     epochs = draw_batches(11, 4, 2, unit="epochs", rng=rng)
     assert epochs.lengths == (4, 4, 3, 4, 4, 3)
@@ -170,23 +175,23 @@ class Recurrent(nn.Module):
         return output
 
 
-def test_the_way_is_a_function_of_the_model() -> None:
-    def way(model: nn.Module, count: int = 5, algorithm: Algorithm = algorithms.FedAvg()) -> str:  # noqa: B008
+def test_the_execution_mode_is_a_function_of_the_model() -> None:
+    def mode(model: nn.Module, count: int = 5, algorithm: Algorithm = algorithms.FedAvg()) -> str:  # noqa: B008
         return Federation(model, classification_parties(count), algorithm).state.execution_mode
 
-    assert way(network()) == "stacked"
-    assert way(nn.Linear(6, 3)) == "stacked"
-    assert way(nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3))) == "vectorized"
-    assert way(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))) == "vectorized"
-    assert way(Recurrent()) == "looped"
-    assert way(nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))) == "looped"
+    assert mode(network()) == "stacked"
+    assert mode(nn.Linear(6, 3)) == "stacked"
+    assert mode(nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3))) == "vectorized"
+    assert mode(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))) == "vectorized"
+    assert mode(Recurrent()) == "looped"
+    assert mode(nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))) == "looped"
     wide = gradient_descent.STACK_BYTES // 4 // 6
     large = nn.Sequential(nn.Linear(6, wide), nn.Linear(wide, 3))
-    assert way(large) == "stacked"
-    assert way(large, algorithm=algorithms.FedProx()) == "stacked"  # terms step at once, too
-    assert way(nn.Sequential(nn.Linear(6, wide), nn.LayerNorm(wide), nn.Linear(wide, 3))) == "single"
-    assert way(nn.Sequential(nn.Linear(6, wide), nn.GroupNorm(1, wide), nn.Linear(wide, 3))) == "looped"
-    assert way(network(), count=1) == "single"
+    assert mode(large) == "stacked"
+    assert mode(large, algorithm=algorithms.FedProx()) == "stacked"  # fused steps with terms, too
+    assert mode(nn.Sequential(nn.Linear(6, wide), nn.LayerNorm(wide), nn.Linear(wide, 3))) == "single"
+    assert mode(nn.Sequential(nn.Linear(6, wide), nn.GroupNorm(1, wide), nn.Linear(wide, 3))) == "looped"
+    assert mode(network(), count=1) == "single"
 
 
 LAYERS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
@@ -222,8 +227,8 @@ LAYERS: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module]]] = {
 }
 
 
-class Written(nn.Module):
-    """A network as tutorials write it: functions, views by the batch's own length."""
+class FunctionalCalls(nn.Module):
+    """A network as in tutorials: functional calls, and views by the batch size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,32 +242,32 @@ class Written(nn.Module):
         return output
 
 
-LAYERS["as tutorials write it"] = ((4, 4), Written)
-LAYERS["unflattened"] = ((16,), lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4)), Written()))
+LAYERS["functional calls"] = ((4, 4), FunctionalCalls)
+LAYERS["unflattened"] = ((16,), lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4)), FunctionalCalls()))
 
 
-def shaped(count: int, shape: tuple[int, ...], whole: bool = False) -> Population:
-    """Small parties of unlike sizes with samples of some shape; whole numbers below 7 on request."""
+def parties_with_shape(count: int, shape: tuple[int, ...], integers: bool = False) -> Population:
+    """Return small parties of different sizes with samples of this shape; integers below 7 on request."""
     generator = torch.Generator().manual_seed(2)
     data = []
     for n in range(3, 3 + 2 * count, 2):
         x = torch.randn(n, *shape, generator=generator, dtype=torch.float64)
-        x = torch.randint(7, (n, *shape), generator=generator) if whole else x
+        x = torch.randint(7, (n, *shape), generator=generator) if integers else x
         data.append((x, torch.randint(0, 3, (n,), generator=generator)))
-    return parties.from_arrays(data, test=0, dtype=None if whole else torch.float64)
+    return parties.from_arrays(data, test=0, dtype=None if integers else torch.float64)
 
 
-def agree(model: nn.Module, people: Population, algorithm: Algorithm, solver: Sgd) -> None:
-    """All ways of the kernel give what autograd and the module itself give."""
+def check_modes_agree(model: nn.Module, population: Population, algorithm: Algorithm, solver: Sgd) -> None:
+    """Check that all execution modes of the kernel give the result of the module itself."""
     rows = {}
-    for way in ("stacked", "single", "looped"):
-        fed = Federation(model, people, algorithm, solver=solver, seed=1)
+    for mode in ("stacked", "single", "looped"):
+        fed = Federation(model, population, algorithm, solver=solver, seed=1)
         assert fed.state.execution_mode == "stacked"
-        fed.state = replace(fed.state, execution_mode=way)
+        fed.state = replace(fed.state, execution_mode=mode)
         fed.fit(2, progress=False)
         assert not fed.rejections_
-        rows[way] = torch.stack([fed.state.personal_models.get(name)["model"] for name in people])
-        losses = rows.setdefault("loss of " + way, torch.tensor([entry["loss"] for entry in fed.history_]))
+        rows[mode] = torch.stack([fed.state.personal_models.get(name)["model"] for name in population])
+        losses = rows.setdefault("loss of " + mode, torch.tensor([entry["loss"] for entry in fed.history_]))
         torch.testing.assert_close(losses, rows["loss of stacked"], rtol=1e-12, atol=0)
     torch.testing.assert_close(rows["stacked"], rows["looped"], rtol=0, atol=1e-12)
     torch.testing.assert_close(rows["single"], rows["looped"], rtol=0, atol=1e-12)
@@ -270,19 +275,17 @@ def agree(model: nn.Module, people: Population, algorithm: Algorithm, solver: Sg
 
 @pytest.mark.parametrize("solver", [Sgd(lr=0.1, epochs=2, batch=4), Sgd(lr=0.01, steps=3, batch=2, optimizer="Adam")])
 @pytest.mark.parametrize("name", LAYERS)
-def test_kernels_of_common_layers_give_what_the_module_gives(name: str, solver: Sgd) -> None:
+def test_kernels_of_common_layers_equal_the_module(name: str, solver: Sgd) -> None:
     torch.manual_seed(0)
     shape, make = LAYERS[name]
-    agree(make().double(), shaped(4, shape), algorithms.FedAvgPlus(alpha=0.5), solver)
+    check_modes_agree(make().double(), parties_with_shape(4, shape), algorithms.FedAvgPlus(alpha=0.5), solver)
 
 
 @pytest.mark.parametrize("solver", [Sgd(lr=0.1, epochs=2, batch=4), Sgd(lr=0.1, steps=3, batch=2)])
 @pytest.mark.parametrize("method", ["FedAvgPlus", "FedRep", "stragglers"])
 @pytest.mark.parametrize("name", ["linear on rows", "no bias", "wide"])
-def test_stacks_that_step_at_once_give_what_the_module_gives(
-    name: str, method: str, solver: Sgd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As large models do: equal ones together, of unlike lengths apart, and not at all if a part must stand still."""
+def test_fused_steps_equal_the_module(name: str, method: str, solver: Sgd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for large models: parties of equal lengths in one stack, and no fused steps with frozen parts."""
     monkeypatch.setattr(stacked_gradient, "LARGE_MODEL_BYTES", 0)
     torch.manual_seed(0)
     shape, make = LAYERS[name]
@@ -291,34 +294,36 @@ def test_stacks_that_step_at_once_give_what_the_module_gives(
         "FedRep": replace(algorithms.FedAvgPlus(), freeze=algorithms.FedRep().freeze),
         "stragglers": replace(algorithms.FedAvgPlus(), participation=algorithms.Stragglers(share=0.5)),
     }[method]
-    agree(make().double(), shaped(4, shape), algorithm, solver)
+    check_modes_agree(make().double(), parties_with_shape(4, shape), algorithm, solver)
 
 
-def test_kernels_look_up_words() -> None:
+def test_kernels_support_embeddings() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 3)).double()
-    agree(model, shaped(4, (3,), whole=True), algorithms.FedAvgPlus(), Sgd(lr=0.1, steps=3, batch=2))
+    check_modes_agree(
+        model, parties_with_shape(4, (3,), integers=True), algorithms.FedAvgPlus(), Sgd(lr=0.1, steps=3, batch=2)
+    )
 
 
 def squared(output: Tensor, y: Tensor) -> Tensor:
     return (output - nn.functional.one_hot(y, 3)).square().sum(1)
 
 
-def test_kernels_take_any_loss_and_term() -> None:
+def test_kernels_support_any_loss_and_term() -> None:
     rows = []
-    for way in ("stacked", "single", "vectorized", "looped"):
+    for mode in ("stacked", "single", "vectorized", "looped"):
         algorithm = replace(algorithms.FedProx(0.5), personalize=algorithms.FedAvgPlus().personalize)
         fed = Federation(
             network(torch.float64), classification_parties(5, torch.float64), algorithm, loss=squared, lr=0.1, steps=3
         )
-        fed.state = replace(fed.state, execution_mode=way)
+        fed.state = replace(fed.state, execution_mode=mode)
         rows.append(fed.fit(2, progress=False).state.global_model)
     for row in rows[:-1]:
         torch.testing.assert_close(row, rows[-1], rtol=0, atol=1e-12)
 
 
-class Twisted(nn.Module):
-    """What looks like common layers and must not be stacked."""
+class Unstackable(nn.Module):
+    """Common layers in a forward that must not be stacked."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -330,7 +335,7 @@ class Twisted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = self.first(x)
         if self.kind == "overwrites":
-            h = self.relu(h) + h  # h itself is changed by then
+            h = self.relu(h) + h  # the second h is overwritten by then
         elif self.kind == "mixes samples":
             h = h - h.mean(0)
         elif self.kind == "flattens all":
@@ -341,8 +346,8 @@ class Twisted(nn.Module):
         return output
 
 
-class Spare(nn.Module):
-    """A head that the output does not use, and that only a term draws back."""
+class UnusedHead(nn.Module):
+    """A model with a head that the output does not use, and only a loss term regularizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -354,25 +359,25 @@ class Spare(nn.Module):
         return output
 
 
-def decay(sight: LossContext) -> Tensor:
-    return sight.w.square().sum()
+def decay(context: LossContext) -> Tensor:
+    return context.w.square().sum()
 
 
-def test_parameters_that_only_a_term_sees_learn_from_it_alone() -> None:
+def test_unused_parameters_are_trained_by_terms_alone() -> None:
     algorithm = replace(algorithms.FedAvg(), terms=(LossTerm("decay", decay, 0.1),))
     rows = []
-    for way in ("", "looped"):
+    for mode in ("", "looped"):
         torch.manual_seed(0)
         fed = Federation(
-            Spare().double(), classification_parties(4, torch.float64), algorithm, lr=0.1, steps=3, batch=4
+            UnusedHead().double(), classification_parties(4, torch.float64), algorithm, lr=0.1, steps=3, batch=4
         )
-        fed.state = replace(fed.state, execution_mode=way or fed.state.execution_mode)
+        fed.state = replace(fed.state, execution_mode=mode or fed.state.execution_mode)
         rows.append(fed.fit(2, progress=False).state.global_model)
     torch.testing.assert_close(rows[0], rows[1], rtol=0, atol=1e-12)
 
 
-class Writing(nn.Module):
-    """Changes what it is given, in place."""
+class InPlaceInput(nn.Module):
+    """Changes its input in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -383,25 +388,25 @@ class Writing(nn.Module):
         return output
 
 
-def test_a_module_that_writes_into_its_input_does_not_change_anybody_s_data() -> None:
+def test_a_module_that_writes_to_its_input_does_not_change_the_data() -> None:
     x = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
     before = x.clone()
-    people = parties.from_arrays([(x[:10], torch.arange(10) % 3), (x[10:], torch.arange(10) % 3)], test=0.3)
-    fed = Federation(Writing(), people, algorithms.FedAvg(), lr=0.1, steps=2, batch=3).fit(1, progress=False)
+    population = parties.from_arrays([(x[:10], torch.arange(10) % 3), (x[10:], torch.arange(10) % 3)], test=0.3)
+    fed = Federation(InPlaceInput(), population, algorithms.FedAvg(), lr=0.1, steps=2, batch=3).fit(1, progress=False)
     fed.scores()
     assert torch.equal(x, before)
     assert fed.scores().personal.values.tolist() == fed.scores().personal.values.tolist()
 
 
 @pytest.mark.parametrize("kind", ["overwrites", "mixes samples", "flattens all", "scales by the batch"])
-def test_modules_that_only_look_common_are_not_stacked(kind: str) -> None:
-    fed = Federation(Twisted(kind), classification_parties(4), algorithms.FedAvg(), lr=0.1, steps=2)
+def test_modules_with_unsafe_forwards_are_not_stacked(kind: str) -> None:
+    fed = Federation(Unstackable(kind), classification_parties(4), algorithms.FedAvg(), lr=0.1, steps=2)
     assert fed.state.execution_mode == "vectorized"
     fed.fit(1, progress=False)
 
 
-class Forward(nn.Module):
-    """Layers that are used by code: twice, added, flattened, with a frozen one among them."""
+class CustomForward(nn.Module):
+    """A forward that reuses, adds and flattens layers, one of them optionally frozen."""
 
     def __init__(self, frozen: bool) -> None:
         super().__init__()
@@ -417,48 +422,45 @@ class Forward(nn.Module):
         return output
 
 
-@pytest.mark.parametrize(("frozen", "way"), [(False, "stacked"), (True, "vectorized")])
-def test_modules_with_code_of_their_own_are_stacked_where_that_is_safe(frozen: bool, way: str) -> None:
+@pytest.mark.parametrize(("frozen", "mode"), [(False, "stacked"), (True, "vectorized")])
+def test_modules_with_a_custom_forward_are_stacked_if_that_is_safe(frozen: bool, mode: str) -> None:
     torch.manual_seed(0)
-    model = Forward(frozen).double()
-    people = classification_parties(4, torch.float64)
+    model = CustomForward(frozen).double()
+    population = classification_parties(4, torch.float64)
     solver = Sgd(lr=0.1, steps=3, batch=4)
-    fed = Federation(model, people, algorithms.FedProx(0.3), solver=solver, seed=1)
-    assert fed.state.execution_mode == way
+    fed = Federation(model, population, algorithms.FedProx(0.3), solver=solver, seed=1)
+    assert fed.state.execution_mode == mode
     fed.fit(2, progress=False)
-    again = Federation(model, people, algorithms.FedProx(0.3), solver=solver, seed=1)
+    again = Federation(model, population, algorithms.FedProx(0.3), solver=solver, seed=1)
     again.state = replace(again.state, execution_mode="looped")
     again.fit(2, progress=False)
     torch.testing.assert_close(fed.state.global_model, again.state.global_model, rtol=0, atol=1e-12)
 
 
-def test_a_module_that_cannot_be_vectorised_learns_all_the_same() -> None:
+def test_a_module_that_vmap_rejects_is_trained_by_a_loop() -> None:
     torch.manual_seed(0)
     model = Recurrent().double()
-    people = classification_parties(4, torch.float64)
+    population = classification_parties(4, torch.float64)
     solver = Sgd(lr=0.1, steps=3, batch=4)
     rows = []
-    for party in people.values():
+    for party in population.values():
         torch.manual_seed(0)
         alone = parties.from_arrays({party.name: (party.x, party.y)}, test=0, dtype=torch.float64)
-        rows += plain(alone, solver, 2, seed=1, model=Recurrent().double())
-    fed = Federation(model, people, algorithms.Local(), solver=solver, seed=1).fit(2, progress=False)
-    for party, expected in zip(people, rows, strict=True):
+        rows += plain_torch(alone, solver, 2, seed=1, model=Recurrent().double())
+    fed = Federation(model, population, algorithms.Local(), solver=solver, seed=1).fit(2, progress=False)
+    for party, expected in zip(population, rows, strict=True):
         torch.testing.assert_close(fed.state.personal_models.get(party)["model"], expected, rtol=0, atol=1e-12)
 
 
-# ── terms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def begin_matching(received: Tensor, rng: np.random.Generator) -> Tensor:
-    """Private columns: a 5 x 3 matrix from the top of the trained model to the hidden layer of the received one."""
+    """Return private columns: a 5 x 3 matrix from the trained model's output to the received hidden layer."""
     return torch.linspace(-0.5, 0.5, 15, dtype=received.dtype)
 
 
-def matching(sight: LossContext) -> Tensor:
-    """A toy of representation matching: the trained model's top must give back the received model's hidden layer."""
-    rebuilt = sight.features["2"] @ sight.private_params.reshape(3, 5)
-    return (rebuilt - sight.received_features["1"]).square().mean()
+def matching(context: LossContext) -> Tensor:
+    """Toy representation matching: reconstruct the received hidden layer from the trained model's output."""
+    rebuilt = context.features["2"] @ context.private_params.reshape(3, 5)
+    return (rebuilt - context.received_features["1"]).square().mean()
 
 
 MATCHING = replace(
@@ -467,119 +469,121 @@ MATCHING = replace(
 )
 
 
-@pytest.mark.parametrize("way", ["stacked", "single", "vectorized", "looped"])
-def test_a_term_may_own_private_columns_and_read_activations_of_both_models(way: str) -> None:
-    people = classification_parties(3, torch.float64)
+@pytest.mark.parametrize("mode", ["stacked", "single", "vectorized", "looped"])
+def test_a_term_may_own_private_columns_and_read_activations_of_both_models(mode: str) -> None:
+    population = classification_parties(3, torch.float64)
     lr = 0.1
-    fed = Federation(network(torch.float64), people, MATCHING, lr=lr, steps=2, batch=100, seed=1)
-    fed.state = replace(fed.state, execution_mode=way)
+    fed = Federation(network(torch.float64), population, MATCHING, lr=lr, steps=2, batch=100, seed=1)
+    fed.state = replace(fed.state, execution_mode=mode)
     fed.fit(2, progress=False)
-    for name, memory in ((name, fed.engine_.party_states.get(name)) for name in people):
-        assert set(memory) == {"private.matching"}
-        torch.testing.assert_close(memory["private.matching"], _by_hand(people, name, lr), rtol=0, atol=1e-12)
+    for name in population:
+        state = fed.engine_.party_states.get(name)
+        assert set(state) == {"private.matching"}
+        torch.testing.assert_close(
+            state["private.matching"], _matching_in_plain_torch(population, name, lr), rtol=0, atol=1e-12
+        )
 
 
-def _by_hand(people: Population, name: str, lr: float) -> Tensor:
-    """The same two rounds for everybody with plain modules, and the private matrix of one party at their end."""
-    center = network(torch.float64)
+def _matching_in_plain_torch(population: Population, name: str, lr: float) -> Tensor:
+    """Run the same two rounds with plain modules, and return the private matrix of one party."""
+    global_model = network(torch.float64)
     rng = np.random.default_rng(0)
-    theta = {party: begin_matching(torch.zeros(1, dtype=torch.float64), rng) for party in people}
+    theta = {party: begin_matching(torch.zeros(1, dtype=torch.float64), rng) for party in population}
     for _ in range(2):
         modules = {}
-        frozen = [p.detach().clone() for p in center.parameters()]
-        for party in people.values():
+        frozen = [p.detach().clone() for p in global_model.parameters()]
+        for party in population.values():
             module = network(torch.float64)
             nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(frozen), module.parameters())
-            own = theta[party.name].clone().requires_grad_()
+            private = theta[party.name].clone().requires_grad_()
             for _ in range(2):
                 with torch.no_grad():
                     target = torch.tanh(party.x @ frozen[0].T + frozen[1])
                 output = module(party.x)
                 loss = nn.functional.cross_entropy(output, party.y)
-                loss = loss + 0.5 * (output @ own.reshape(3, 5) - target).square().mean()
-                trained = [*module.parameters(), own]
+                loss = loss + 0.5 * (output @ private.reshape(3, 5) - target).square().mean()
+                trained = [*module.parameters(), private]
                 for parameter, gradient in zip(trained, torch.autograd.grad(loss, trained), strict=True):
                     parameter.data -= lr * gradient
-            theta[party.name], modules[party.name] = own.detach(), module
-        total = sum(party.samples for party in people.values())
+            theta[party.name], modules[party.name] = private.detach(), module
+        total = sum(party.samples for party in population.values())
         mean = [
-            sum(people[n].samples / total * list(m.parameters())[i].detach() for n, m in modules.items())
+            sum(population[n].samples / total * list(m.parameters())[i].detach() for n, m in modules.items())
             for i in range(4)
         ]
-        nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(mean), center.parameters())  # type: ignore[arg-type]
+        nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(mean), global_model.parameters())  # type: ignore[arg-type]
     return theta[name]
 
 
-def test_private_columns_are_never_reported() -> None:
+def test_private_columns_are_never_sent() -> None:
     from bytes_engine import BytesEngine
 
-    seen: list[set[str]] = []
+    sent: list[set[str]] = []
 
-    class Listening(BytesEngine):
+    class RecordingEngine(BytesEngine):
         def collect(self, timeout: float) -> list:  # type: ignore[type-arg]
-            reports = super().collect(timeout)
-            seen.extend(set(report.arrays) for report in reports)
-            return reports
+            replies = super().collect(timeout)
+            sent.extend(set(reply.arrays) for reply in replies)
+            return replies
 
     names = {"0.weight", "0.bias", "2.weight", "2.bias"}
-    Federation(network(), classification_parties(4), MATCHING, lr=0.1, steps=1, batch=4, engine=Listening).fit(
+    Federation(network(), classification_parties(4), MATCHING, lr=0.1, steps=1, batch=4, engine=RecordingEngine).fit(
         2, progress=False
     )
     Federation(
-        network(), classification_parties(4), algorithms.Ditto(), lr=0.1, steps=1, batch=4, engine=Listening
+        network(), classification_parties(4), algorithms.Ditto(), lr=0.1, steps=1, batch=4, engine=RecordingEngine
     ).fit(1, progress=False)
-    assert all(arrays == names for arrays in seen)
-    seen.clear()
+    assert all(arrays == names for arrays in sent)
+    sent.clear()
     Federation(
-        network(), classification_parties(4), algorithms.FedPer(), lr=0.1, steps=1, batch=4, engine=Listening
+        network(), classification_parties(4), algorithms.FedPer(), lr=0.1, steps=1, batch=4, engine=RecordingEngine
     ).fit(2, progress=False)
-    assert all(arrays == {"0.weight", "0.bias"} for arrays in seen)
+    assert all(arrays == {"0.weight", "0.bias"} for arrays in sent)
 
 
-def drawn(received: Tensor, rng: np.random.Generator) -> Tensor:
+def random_columns(received: Tensor, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(rng.normal(size=3)).to(received.dtype)
 
 
-def nothing(sight: LossContext) -> Tensor:
-    return 0 * sight.private_params.sum()
+def zero_loss(context: LossContext) -> Tensor:
+    return 0 * context.private_params.sum()
 
 
-def test_private_columns_begin_from_draws_of_the_party_s_own_and_terms_do_not_mix_them_up() -> None:
-    """A term before Ditto's leaves Ditto's private model alone: columns go by the term's name."""
-    people = classification_parties(4)
-    first = LossTerm("noise", nothing, initial_values=drawn)
+def test_private_columns_are_drawn_per_party_and_belong_to_one_term() -> None:
+    """A term before Ditto's does not affect Ditto's private model: columns are keyed by the term's name."""
+    population = classification_parties(4)
+    first = LossTerm("noise", zero_loss, initial_values=random_columns)
     both = replace(algorithms.Ditto(), terms=(first, *algorithms.Ditto().terms))
-    fed = Federation(network(), people, both, lr=0.1, steps=2, batch=4).fit(2, progress=False)
-    plain = Federation(network(), people, algorithms.Ditto(), lr=0.1, steps=2, batch=4).fit(2, progress=False)
-    begun = [fed.engine_.party_states.get(name)["private.noise"] for name in people]
-    assert not torch.equal(begun[0], begun[1])
-    for name in people:
+    fed = Federation(network(), population, both, lr=0.1, steps=2, batch=4).fit(2, progress=False)
+    plain = Federation(network(), population, algorithms.Ditto(), lr=0.1, steps=2, batch=4).fit(2, progress=False)
+    columns = [fed.engine_.party_states.get(name)["private.noise"] for name in population]
+    assert not torch.equal(columns[0], columns[1])
+    for name in population:
         ours = fed.models_[name].state_dict()
         theirs = plain.models_[name].state_dict()
         assert all(torch.allclose(ours[key], theirs[key], atol=1e-6) for key in ours)
-    with pytest.raises(SettingError, match="must have names of their own"):
-        Federation(network(), people, replace(both, terms=(first, first))).fit(1, progress=False)
+    with pytest.raises(SettingError, match="must have different names"):
+        Federation(network(), population, replace(both, terms=(first, first))).fit(1, progress=False)
 
 
-def test_the_loss_that_is_told_is_the_parties_own_and_not_the_terms() -> None:
-    people = classification_parties(3)
+def test_the_reported_loss_excludes_the_terms() -> None:
+    population = classification_parties(3)
     losses = [
-        Federation(network(), people, algorithm, lr=0.1, steps=1, batch=100).fit(1, progress=False).history_[-1]["loss"]
+        Federation(network(), population, algorithm, lr=0.1, steps=1, batch=100)
+        .fit(1, progress=False)
+        .history_[-1]["loss"]
         for algorithm in (algorithms.FedAvg(), algorithms.Ditto(), algorithms.FedProx(5.0))
     ]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6) == pytest.approx(losses[2], abs=1e-6)
-    idle = Federation(network(), people, algorithms.FedAvg(), lr=0.1, steps=0).fit(1, progress=False)
+    idle = Federation(network(), population, algorithms.FedAvg(), lr=0.1, steps=0).fit(1, progress=False)
     assert np.isnan(idle.history_[-1]["loss"])
     assert torch.allclose(idle.state.global_model, idle.state.initial_model)
 
 
-def test_a_point_that_does_not_exist_is_named() -> None:
+def test_an_unknown_point_is_named() -> None:
     algorithm = replace(algorithms.FedAvg(), terms=(LossTerm("matching", matching, feature_names=("nowhere",)),))
     with pytest.raises(ModelError, match=r"no point 'nowhere' to watch. It has: input, 0, 1, 2, output"):
         Federation(network(), classification_parties(3), algorithm).fit(1, progress=False)
-
-
-# ── bad input ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -598,13 +602,13 @@ def test_a_point_that_does_not_exist_is_named() -> None:
         (Sgd(moments="forget"), r"The 'moments' of Sgd must be one of 'keep', 'reset'. Got 'forget'."),  # type: ignore[arg-type]
     ],
 )
-def test_bad_settings_are_named_before_any_work(solver: Sgd, message: str) -> None:
+def test_bad_settings_are_named_before_training(solver: Sgd, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Federation(network(), classification_parties(3), algorithms.FedAvg(), solver=solver).fit(1, progress=False)
 
 
 @pytest.mark.parametrize("settings", [{"seed": "x"}, {"seed": 1.5}, {"memory_budget": "1 GB"}, {"seed": True}])
-def test_numbers_that_are_none_are_named(settings: dict[str, object]) -> None:
+def test_settings_that_are_no_integers_are_named(settings: dict[str, object]) -> None:
     (name,) = settings
     with pytest.raises(SettingError, match=f"The '{name}' of Federation must be a whole number. Got"):
         Federation(network(), classification_parties(3), algorithms.FedAvg(), **settings).fit(1, progress=False)  # type: ignore[arg-type]
@@ -631,13 +635,13 @@ def test_a_model_of_the_wrong_shape_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 9])
-def test_the_losses_that_a_tuner_sees_do_not_depend_on_the_cut(epochs: int) -> None:
-    """Of parties with 9 to 25 samples, who have more batches the more they have, and a shorter one at the end."""
+def test_reported_losses_do_not_depend_on_the_cut(epochs: int) -> None:
+    """Parties have 9 to 25 samples, so different numbers of batches, and a shorter last one."""
 
-    def losses(most: int | None) -> list[dict[str, float]]:
-        engine = InProcess if most is None else partial(InProcess, max_parties=most)
+    def losses(max_parties: int | None) -> list[dict[str, float]]:
+        engine = InProcess if max_parties is None else partial(InProcess, max_parties=max_parties)
         solver = Sgd(lr=0.05, epochs=epochs, batch=4, optimizer="Adam")
         fed = Federation(network, classification_parties(5), algorithms.FedAvg(), solver=solver, engine=engine)
-        return [{name: said["loss"] for name, said in round.round.metrics.items()} for round in fed.rounds(4)]
+        return [{name: metrics["loss"] for name, metrics in round.round.metrics.items()} for round in fed.rounds(4)]
 
     assert losses(None) == losses(2) == losses(1)
