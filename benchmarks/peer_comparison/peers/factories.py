@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from descant.parties import Population, from_arrays
-from peer_comparison.peers.models import build, load
-from peer_comparison.peers.work import open_shared
+
+from .models import build, load
+from .work import open_shared
 
 
 def model(folder: str) -> nn.Module:

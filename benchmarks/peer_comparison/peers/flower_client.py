@@ -19,8 +19,8 @@ from flwr.clientapp import ClientApp  # type: ignore[import-not-found,unused-ign
 from torch import Tensor, nn
 from torch.nn import functional
 
-from peer_comparison.peers.models import build
-from peer_comparison.peers.work import SharedWorkload, open_shared, read
+from .models import build
+from .work import SharedWorkload, open_shared, read
 
 FOLDER = "DESCANT_BENCH_FOLDER"
 

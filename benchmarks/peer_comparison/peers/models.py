@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from peer_comparison.peers.work import Array
+from .work import Array
 
 
 def build(name: str) -> nn.Module:

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
-from peer_comparison.peers.models import build, load, weights_of
-from peer_comparison.peers.protocol import parse_workload, serve
-from peer_comparison.peers.work import Array, SharedWorkload
+from .models import build, load, weights_of
+from .protocol import parse_workload, serve
+from .work import Array, SharedWorkload
 
 
 class PlainLoop:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from peer_comparison.peers.work import Array, SharedWorkload, open_shared
+from .work import Array, SharedWorkload, open_shared
 
 
 class Contestant(Protocol):

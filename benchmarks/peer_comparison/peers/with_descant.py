@@ -10,10 +10,11 @@ import torch
 
 from descant import Federation, algorithms
 from descant.core.algorithm import Algorithm
-from peer_comparison.peers.factories import make_population, model
-from peer_comparison.peers.models import weights_of
-from peer_comparison.peers.protocol import parse_workload, serve
-from peer_comparison.peers.work import Array, SharedWorkload
+
+from .factories import make_population, model
+from .models import weights_of
+from .protocol import parse_workload, serve
+from .work import Array, SharedWorkload
 
 
 class DescantContestant:

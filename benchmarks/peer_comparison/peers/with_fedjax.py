@@ -13,8 +13,8 @@ import numpy as np
 jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls it by a name that JAX has dropped since
 import fedjax  # type: ignore[import-not-found,unused-ignore]
 
-from peer_comparison.peers.protocol import parse_workload, serve
-from peer_comparison.peers.work import Array, SharedWorkload
+from .protocol import parse_workload, serve
+from .work import Array, SharedWorkload
 
 
 def network(name: str) -> Any:

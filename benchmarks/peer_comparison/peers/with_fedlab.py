@@ -25,9 +25,9 @@ from fedlab.contrib.dataset.basic_dataset import FedDataset  # type: ignore[impo
 from fedlab.utils import Aggregators, SerializationTool  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
-from peer_comparison.peers.models import build, load, weights_of
-from peer_comparison.peers.protocol import parse_workload, serve
-from peer_comparison.peers.work import Array, SharedWorkload
+from .models import build, load, weights_of
+from .protocol import parse_workload, serve
+from .work import Array, SharedWorkload
 
 
 class Parties(FedDataset):  # type: ignore[misc]

@@ -12,10 +12,10 @@ from flwr.serverapp import Grid, ServerApp  # type: ignore[import-not-found,unus
 from flwr.serverapp.strategy import FedAvg  # type: ignore[import-not-found,unused-ignore]
 from flwr.simulation import run_simulation  # type: ignore[import-not-found,unused-ignore]
 
-from peer_comparison.peers import flower_client
-from peer_comparison.peers.models import build, load
-from peer_comparison.peers.protocol import parse_workload, serve
-from peer_comparison.peers.work import Array, SharedWorkload
+from . import flower_client
+from .models import build, load
+from .protocol import parse_workload, serve
+from .work import Array, SharedWorkload
 
 
 class StrictFedAvg(FedAvg):  # type: ignore[misc]

@@ -18,9 +18,9 @@ from pfl.model.pytorch import PyTorchModel  # type: ignore[import-not-found,unus
 from torch import Tensor, nn
 from torch.nn import functional
 
-from peer_comparison.peers.models import build, load, weights_of
-from peer_comparison.peers.protocol import parse_workload, serve
-from peer_comparison.peers.work import Array, SharedWorkload
+from .models import build, load, weights_of
+from .protocol import parse_workload, serve
+from .work import Array, SharedWorkload
 
 NEVER = 10**9
 

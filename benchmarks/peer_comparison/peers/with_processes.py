@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from descant.engines import Processes
 from descant.engines.processes.process_engine import ProcessEngine
-from peer_comparison.peers.protocol import parse_workload, serve
-from peer_comparison.peers.with_descant import DescantContestant
-from peer_comparison.peers.work import SharedWorkload
+
+from .protocol import parse_workload, serve
+from .with_descant import DescantContestant
+from .work import SharedWorkload
 
 
 def start(shared: SharedWorkload) -> DescantContestant:
