@@ -33,9 +33,9 @@ CAPTIONS = {
     "collapse": (
         "Does training stay stable?",
         "Above: the training loss of the parties that took part in a round, or where parties earn rewards the "
-        "cumulative reward beyond local training. A line that turns for the worse and stays there has lost what it had learned. "
-        "Below: the norm of the global model, which jumps where training breaks down. A dotted vertical line marks a "
-        "collapse.",
+        "cumulative reward beyond local training. A line that turns for the worse and stays there has lost what it had "
+        "learned. Below: the norm of the global model, which jumps where training breaks down. A dotted vertical line "
+        "marks a collapse.",
     ),
     "interpolation": (
         "From the personal models to the global model",
