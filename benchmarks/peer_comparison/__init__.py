@@ -1,4 +1,4 @@
-"""`descant bench`: the same work by Descant and its peers, side by side in one run. Light to import."""
+"""The same work by Descant and its peers, side by side in one run (``scripts/bench``). Light to import."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ NAMES = ("W1", "W1+", "W2", "W3")
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What is measured, and for how long."""
+    """The workloads, contestants and duration of a bench."""
 
     workloads: tuple[str, ...] = setting(NAMES, "The workloads, of W1, W1+, W2 and W3.")
     peers: tuple[str, ...] = setting((), f"The contestants, of {', '.join(PEERS)}; plain@2: with two threads.")
-    turns: int = setting(5, "How often everybody has a turn.", least=1, whole=True)
+    turns: int = setting(5, "Turns of every contestant.", least=1, whole=True)
     rounds: int | None = setting(None, "Rounds in a turn (by default 50, 50, 5 and 2).", least=1, whole=True)
     cold_rounds: int = setting(20, "Rounds in the run from a cold start.", least=2, whole=True)
-    install: bool = setting(True, "Whether environments that are missing are made.")
-    timeout: float = setting(900.0, "Seconds after which a contestant that does not answer is given up.", above=0)
+    install: bool = setting(True, "Create missing environments.")
+    timeout: float = setting(900.0, "Seconds without an answer after which a contestant is dropped.", above=0)
     environments: Path | None = field(default=None, metadata={"help": "The folder for the peers' environments."})
 
 
 def print_progress(sentence: str) -> None:
-    """Progress is for people; stdout is for answers."""
+    """Print a progress line to stderr, because stdout is for results."""
     print(sentence, file=sys.stderr, flush=True)
 
 
-def run_bench(bench: BenchSettings, out: Path, say: Callable[[str], None] = print_progress) -> list[WorkloadResult]:
+def run_bench(bench: BenchSettings, out: Path, log: Callable[[str], None] = print_progress) -> list[WorkloadResult]:
     """Measure, and write bench.json, bench.md and bench.png into a folder."""
     chosen_peers = peers_by_workload(bench)
     from descant.storage import check_replaceable
@@ -52,27 +52,25 @@ def run_bench(bench: BenchSettings, out: Path, say: Callable[[str], None] = prin
     schedule = TurnSchedule(bench.turns, bench.rounds, bench.cold_rounds, bench.timeout)
     machine_info = results.machine()
     cache = bench.environments or environments.CACHE
-    say(f"The peers' environments are in {cache}; those that are missing are made first.")
+    log(f"The peers' environments are in {cache}; missing ones are created first.")
     all_peers = {peer.name: peer for peers in chosen_peers.values() for peer in peers}
-    pythons = {name: environments.python_or_reason(peer, cache, bench.install, say) for name, peer in all_peers.items()}
+    pythons = {name: environments.python_or_reason(peer, cache, bench.install, log) for name, peer in all_peers.items()}
     results_by_workload = []
     for name, peers in chosen_peers.items():
         with tempfile.TemporaryDirectory(prefix="descant-bench-") as scratch:
             work = WORKLOADS[name]
             folder = Path(scratch)
-            say(f"{name}: writing the data of {work.title}")
+            log(f"{name}: writing the data of {work.title}")
             write(work, folder)
             supporting_peers = [peer for peer in peers if work.method in peer.methods]
-            measured = run_turns(supporting_peers, pythons, folder, cache / "logs", schedule, say)
+            measured = run_turns(supporting_peers, pythons, folder, cache / "logs", schedule, log)
             results_by_workload.append(results.WorkloadResult(work, initial_loss(folder), tuple(measured)))
-        results.write(
-            results_by_workload, schedule, machine_info, out
-        )  # after each workload: what was measured is not lost
+        results.write(results_by_workload, schedule, machine_info, out)  # after each workload, so that none is lost
     return results_by_workload
 
 
 def peers_by_workload(bench: BenchSettings) -> dict[str, list[Peer]]:
-    """The contestants of each workload, once all settings have been found good."""
+    """Return the contestants of each workload, after a check of all settings."""
     check_settings(bench, "bench")
     for name in bench.workloads:
         if name not in NAMES:

@@ -18,14 +18,16 @@ def bench(
     peers: str = typer.Option("", help=f"The contestants, of {', '.join(PEERS)}; pfl@2 has 2 threads. Default: all."),
     turns: int = settings_option(BenchSettings, "turns"),
     rounds: int | None = settings_option(BenchSettings, "rounds"),
-    cold: int = settings_option(BenchSettings, "cold"),
+    cold_rounds: int = settings_option(BenchSettings, "cold_rounds"),
     install: bool = typer.Option(
         True,
         "--install/--no-install",
-        help="Make the environments that are missing. Default: install.",
+        help="Create missing environments. Default: install.",
         show_default=False,
     ),
-    environments: Path | None = typer.Option(None, help="Their folder. Default: ~/.cache/descant/bench."),  # noqa: B008
+    environments: Path | None = typer.Option(  # noqa: B008
+        None, help="The folder for the environments. Default: ~/.cache/descant/bench."
+    ),
     out: Path = typer.Option(  # noqa: B008
         "descant-bench",
         help="The folder for bench.json, bench.md and bench.png. Default: descant-bench.",
@@ -33,15 +35,23 @@ def bench(
     ),
     as_json: bool = json_option(),
 ) -> None:
-    """Run the same work by Descant and its peers, side by side: a table and a picture. About half an hour.
+    """Run the same work with Descant and its peers, side by side; takes about half an hour.
 
     W1: logistic regression, 1,000 parties, FedAvg (W1+: FedGeoMed+). W2: a network of 784-200-200-10, 100 parties.
-    W3: two convolutions, 100 parties. Peers that are missing are installed into environments of their own (4 GB).
+    W3: two convolutions, 100 parties. Missing peers are installed into separate environments (4 GB).
     """
     workload_names, names = (
         tuple(name.strip() for name in text.split(",") if name.strip()) for text in (workloads, peers)
     )
-    chosen = BenchSettings(workload_names, names, turns, rounds, cold, install, environments=environments)
+    chosen = BenchSettings(
+        workload_names,
+        names,
+        turns=turns,
+        rounds=rounds,
+        cold_rounds=cold_rounds,
+        install=install,
+        environments=environments,
+    )
     with handle_errors():
         results = run_bench(chosen, out)
         if as_json:

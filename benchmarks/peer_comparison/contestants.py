@@ -1,4 +1,4 @@
-"""Who takes part: what each needs installed, and how its process is started."""
+"""The contestants: their packages and the commands that start them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TORCH = ("torch==2.13.0",)  # alone and first: an open range pulls gigabytes of 
 
 @dataclass(frozen=True)
 class Peer:
-    """A contestant. ``installs`` are calls of pip, one after another; without any it runs in Descant's environment."""
+    """A contestant. ``installs`` are pip calls in order; without any it runs in Descant's environment."""
 
     name: str
     title: str
@@ -24,16 +24,16 @@ class Peer:
     installs: tuple[tuple[str, ...], ...] = ()
     methods: tuple[str, ...] = ("FedAvg",)
     threads: int = 1  # of computation: threads in one process, or worker processes of one thread each
-    workers: bool = False  # whether ``threads`` counts processes
+    workers: bool = False  # ``threads`` counts processes
     settings: Mapping[str, str] = field(default_factory=dict)  # environment variables
     note: str = ""
 
     def command(self, python: Path, folder: Path) -> list[str]:
-        """How its process is started on the workload in a folder."""
+        """Return the command that starts its process on the workload in a folder."""
         return [str(python), "-m", self.module, str(folder), "--threads", str(self.threads)]
 
     def environment(self) -> dict[str, str]:
-        """The variables of its process: ours, without what would let other packages in, and with its own."""
+        """Return its environment variables: ours without Python's, plus its own."""
         is_descant = self.module.startswith("peer_comparison.")
         threads = "1" if self.workers else str(self.threads)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -69,7 +69,7 @@ ALL_PEERS = (
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads={threads}",
         },
-        note="jax.tree_map, which it calls and JAX has dropped, was put back",
+        note="jax.tree_map restored, which FedJAX calls and JAX has removed",
     ),
     Peer(
         "fedlab",
@@ -80,7 +80,7 @@ ALL_PEERS = (
             ("numpy", "pandas", "pillow", "scikit-learn", "tqdm", "munch", "pynvml", "setuptools"),
             ("--no-deps", "fedlab==1.3.0"),
         ),
-        note="torchvision, which it imports, was left out",
+        note="without torchvision, which it imports",
     ),
     Peer(
         "flower",
@@ -95,7 +95,7 @@ ALL_PEERS = (
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "RAY_worker_niceness": "0",  # by default Ray's workers give way to whatever else runs
+            "RAY_worker_niceness": "0",  # by default Ray's workers run at low priority
         },
     ),
 )
@@ -111,22 +111,21 @@ LARGE_MODEL_PEERS = (
 
 
 def find_peer(name: str) -> Peer:
-    """A contestant by its name; "pfl@2" is pfl with two threads, "flower@4" Flower with four workers.
+    """Return a contestant by name; "pfl@2" is pfl with two threads, "flower@4" Flower with four workers.
 
-    >>> peer("plain@2").title
+    >>> find_peer("plain@2").title
     'plain torch loop, 2 threads'
     """
     base, _, count = name.partition("@")
     if base not in PEERS or (count and not (count.isdecimal() and int(count) >= 1)):
         raise unknown_name_error("contestant", name, [*PEERS, "plain@2"])
-    found = PEERS[base]
-    threads = int(count) if count else found.threads
-    word = "worker" if found.workers else "thread"
-    many = f", {threads} {word}{'s' if threads > 1 else ''}" if found.workers or count else ""
-    title = found.title.replace(", processes", "") + many
-    return replace(found, name=name, title=title, threads=threads)
+    peer = PEERS[base]
+    threads = int(count) if count else peer.threads
+    unit = "worker" if peer.workers else "thread"
+    suffix = f", {threads} {unit}{'s' if threads > 1 else ''}" if peer.workers or count else ""
+    title = peer.title.replace(", processes", "") + suffix
+    return replace(peer, name=name, title=title, threads=threads)
 
 
 def current_python() -> Path:
-    """The Python that runs this."""
     return Path(sys.executable)

@@ -1,4 +1,4 @@
-"""The picture: for each workload, how many times as fast as the plain loop everybody is."""
+"""The picture: speed of every contestant relative to the plain loop, by workload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from peer_comparison.results import WorkloadResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
+# Okabe and Ito's palette for color-blind readers.
 _OURS = "#0072B2"
 _PLAIN = "#555555"
 _PEERS = "#B8B8B8"
@@ -21,7 +21,7 @@ _CPU = "#D55E00"
 class _Bar(NamedTuple):
     title: str
     color: str
-    wall: float | None  # how many times as fast; None: it did not come through, or there was no plain loop
+    wall: float | None  # speed relative to the plain loop; None without a result or a plain loop
     cpu: float | None
 
     @property
@@ -32,8 +32,8 @@ class _Bar(NamedTuple):
 
 
 def draw(results: Sequence[WorkloadResult], file: Path) -> Path:
-    """Horizontal bars by wall time and a mark by processor time, on one logarithmic axis."""
-    from matplotlib.figure import Figure  # here, because it takes a second
+    """Draw horizontal bars by wall time and marks by processor time on one logarithmic axis."""
+    from matplotlib.figure import Figure  # here, because it is slow to import
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

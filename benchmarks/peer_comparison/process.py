@@ -1,4 +1,4 @@
-"""One contestant's process: asked one thing at a time, with its processor time and memory taken from outside."""
+"""A contestant's process: one command at a time, processor time and memory measured from outside."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from peer_comparison.contestants import Peer
-from peer_comparison.environments import PeerUnavailableError, last_log_lines
+from peer_comparison.environments import PeerUnavailableError, last_log_line
 
-SAMPLE_SECONDS = 0.5  # seconds between two looks at the memory
+SAMPLE_SECONDS = 0.5  # seconds between two memory samples
 
 
 class PeerProcess:
-    """A contestant that is alive; use it in a `with`, so that nothing of it outlives the bench."""
+    """A running contestant; use it in a `with` block, so that no process outlives the bench."""
 
     def __init__(self, peer: Peer, python: Path, folder: Path, log: Path) -> None:
         self.peer = peer
@@ -36,46 +36,46 @@ class PeerProcess:
                 stderr=errors,
                 cwd=folder,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for the bench, which then ends it in good order
+                start_new_session=True,  # Ctrl-C reaches the bench only, which then stops the contestant
             )
         self._root = psutil.Process(self._process.pid)
-        self._seen: set[Any] = set()  # all its processes ever, as some may outlive their parents
+        self._seen: set[Any] = set()  # all its processes so far, because some may outlive their parents
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def _listen(self) -> None:
         for line in self._process.stdout or ():
-            with suppress(ValueError):  # a line of some library that was not meant for us
-                found = json.loads(line)
-                if isinstance(found, dict):
-                    self._messages.put(found)
+            with suppress(ValueError):  # a line that a library printed
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    self._messages.put(message)
         self._messages.put(None)
 
     def read_answer(self, timeout: float) -> dict[str, Any]:
-        """Its next answer."""
+        """Return its next answer; raise after the timeout, its end or an error."""
         try:
             answer = self._messages.get(timeout=timeout)
         except queue.Empty:
             raise PeerUnavailableError(f"no answer within {timeout:.0f} s; see {self.log}") from None
         if answer is None:
             code = self._process.wait()
-            raise PeerUnavailableError(f"ended with status {code}: {last_log_lines(self.log)}")
+            raise PeerUnavailableError(f"ended with status {code}: {last_log_line(self.log)}")
         if "error" in answer:
             raise PeerUnavailableError(str(answer["error"]))
         return answer
 
     def send_command(self, command: str, timeout: float) -> dict[str, Any]:
-        """Give a command and wait for its answer."""
+        """Send a command and return its answer."""
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(command + "\n")
             self._process.stdin.flush()
         except OSError:
-            pass  # it has died: its last words tell more than a broken pipe
+            pass  # it has died: its log says more than a broken pipe
         return self.read_answer(timeout)
 
     def processor_seconds(self) -> float:
-        """What it and all its children, also those that have ended, have used."""
+        """Return the processor time of the process and all its children, ended ones included."""
         total = 0.0
         for process in self.processes():
             with suppress(psutil.Error):
@@ -84,7 +84,7 @@ class PeerProcess:
         return total
 
     def sample_memory(self) -> None:
-        """Take its memory now: pages that processes share are counted once."""
+        """Update the peak memory; pages shared by processes count once."""
         total = 0
         for process in self.processes():
             with suppress(psutil.Error):
@@ -93,7 +93,7 @@ class PeerProcess:
 
     @contextmanager
     def sampling_memory(self) -> Iterator[None]:
-        """Look at the memory again and again while the block runs."""
+        """Sample the memory periodically while the block runs."""
         over = threading.Event()
 
         def watch() -> None:
@@ -110,19 +110,19 @@ class PeerProcess:
             self.sample_memory()
 
     def suspend(self) -> None:
-        """Stand still, with all its processes: a peer's idle ones poll, and would take from those who are measured."""
+        """Suspend all its processes: idle ones poll and would slow down the contestant being measured."""
         for process in self.processes():
             with suppress(psutil.Error):
                 process.suspend()
 
     def resume(self) -> None:
-        """Go on after a rest."""
+        """Resume all its processes."""
         for process in self.processes():
             with suppress(psutil.Error):
                 process.resume()
 
     def processes(self) -> list[Any]:
-        """It and all its children."""
+        """Return the process and all its children."""
         try:
             found = [self._root, *self._root.children(recursive=True)]
         except psutil.Error:
@@ -137,7 +137,7 @@ class PeerProcess:
         self.stop(0.0 if error else 5.0)
 
     def stop(self, timeout: float) -> None:
-        """Ask it to stop, and end whatever of it is still there after so many seconds."""
+        """Ask it to stop, and kill the processes that are left after the timeout."""
         self.resume()
         with suppress(OSError, ValueError):
             if self._process.stdin is not None:

@@ -1,4 +1,4 @@
-"""The bench itself: all contestants of a workload kept alive, and given turns, one at a time."""
+"""The bench: all contestants of a workload stay alive and take turns, one at a time."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from peer_comparison.environments import PeerUnavailableError
 from peer_comparison.peers.work import Array, Workload, open_shared, read, read_named
 from peer_comparison.process import PeerProcess
 
-Say: TypeAlias = Callable[[str], None]
-Python: TypeAlias = Path | PeerUnavailableError  # that runs a contestant, or why there is none
+Log: TypeAlias = Callable[[str], None]
+Python: TypeAlias = Path | PeerUnavailableError  # the interpreter of a contestant, or the reason for its absence
 
 
 @dataclass(frozen=True)
 class PeerMeasurement:
-    """What was seen of one contestant on one workload; with a reason, it came only so far."""
+    """The measurements of one contestant on one workload; ``reason`` says why it failed."""
 
     name: str
     title: str
-    seconds: tuple[float, ...] = ()  # a round, in each turn
-    processor: tuple[float, ...] = ()  # seconds of all its processes, a round
-    warmup: float | None = None  # start-up and first round, imports left out
-    cold_seconds: float | None = None  # the first rounds from a cold start, warm-up included
-    memory: float | None = None  # bytes, at the highest
-    loss: float | None = None  # of the centre, on samples that no party has, after the cold rounds
+    seconds: tuple[float, ...] = ()  # seconds per round, by turn
+    processor: tuple[float, ...] = ()  # processor seconds of all its processes per round, by turn
+    warmup: float | None = None  # seconds of start-up and first round, without imports
+    cold_seconds: float | None = None  # seconds of the first rounds, warm-up included
+    memory: float | None = None  # peak in bytes
+    loss: float | None = None  # loss of the global model on held-out samples after the cold rounds
     note: str = ""
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class TurnSchedule:
-    """How long everybody runs."""
+    """The length of all runs."""
 
     turns: int = 5
-    rounds: int | None = None  # in a turn; None: as the workload says
-    cold_rounds: int = 20  # rounds in the run from a cold start
-    timeout: float = 600.0  # seconds for one answer
+    rounds: int | None = None  # in a turn; None: the workload's default
+    cold_rounds: int = 20  # rounds from a cold start
+    timeout: float = 600.0  # seconds per answer
 
 
 class _Contestant:
-    """A contestant on its way: alive, or with a reason why not."""
+    """The state of a contestant: running, or with the reason of its failure."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -74,44 +74,49 @@ class _Contestant:
 
 
 def run_turns(
-    peers: Sequence[Peer], pythons: Mapping[str, Python], folder: Path, logs: Path, pace: TurnSchedule, say: Say
+    peers: Sequence[Peer], pythons: Mapping[str, Python], folder: Path, logs: Path, pace: TurnSchedule, log: Log
 ) -> list[PeerMeasurement]:
-    """Measure the contestants, by name in ``pythons``, on the workload that was written into a folder."""
+    """Measure the contestants on the workload in a folder; ``pythons`` maps names to interpreters."""
     work = open_shared(folder).work
     logs.mkdir(parents=True, exist_ok=True)
     entrants = [_Contestant(peer) for peer in peers]
     with ExitStack() as alive:
         for entrant in entrants:
-            log = logs / f"{work.name}-{entrant.peer.name}.log"
-            say(f"{work.name}: {entrant.peer.title} starts, and runs {pace.cold_rounds} rounds from cold")
-            _attempt(entrant, say, partial(_begin, entrant, pythons[entrant.peer.name], folder, log, pace, alive))
+            log_file = logs / f"{work.name}-{entrant.peer.name}.log"
+            log(f"{work.name}: {entrant.peer.title} starts and runs {pace.cold_rounds} rounds from cold")
+            begin = partial(
+                _begin, entrant, pythons[entrant.peer.name], folder, log_file=log_file, pace=pace, alive=alive
+            )
+            _attempt(entrant, log, begin)
         for turn in range(pace.turns):
-            say(f"{work.name}: turn {turn + 1} of {pace.turns}")
-            first = turn % max(1, len(entrants))  # another begins each time: nobody always follows the same one
+            log(f"{work.name}: turn {turn + 1} of {pace.turns}")
+            first = turn % max(1, len(entrants))  # the order rotates, so that no contestant always follows the same one
             for entrant in entrants[first:] + entrants[:first]:
-                _attempt(entrant, say, partial(_turn, entrant, work, pace))
+                _attempt(entrant, log, partial(_turn, entrant, work, pace))
         for entrant in entrants:
             if entrant.running is not None and not entrant.reason:
                 entrant.running.sample_memory()
     return [entrant.measured() for entrant in entrants]
 
 
-def _attempt(entrant: _Contestant, say: Say, step: Callable[[], None]) -> None:
+def _attempt(entrant: _Contestant, log: Log, step: Callable[[], None]) -> None:
     if entrant.reason:
         return
     try:
         step()
     except PeerUnavailableError as error:
         entrant.reason = str(error)
-        say(f"{entrant.peer.title} is out: {error}")
+        log(f"{entrant.peer.title} is out: {error}")
         if entrant.running is not None:
             entrant.running.stop(timeout=0.0)
 
 
-def _begin(entrant: _Contestant, python: Python, folder: Path, log: Path, pace: TurnSchedule, alive: ExitStack) -> None:
+def _begin(
+    entrant: _Contestant, python: Python, folder: Path, log_file: Path, pace: TurnSchedule, alive: ExitStack
+) -> None:
     if isinstance(python, PeerUnavailableError):
         raise python
-    entrant.running = running = alive.enter_context(PeerProcess(entrant.peer, python, folder, log))
+    entrant.running = running = alive.enter_context(PeerProcess(entrant.peer, python, folder, log_file))
     with running.sampling_memory():
         entrant.warmup = float(running.read_answer(pace.timeout)["warmup"])
         rest = running.send_command(f"rounds {pace.cold_rounds - 1}", pace.timeout)
@@ -139,7 +144,7 @@ def _turn(entrant: _Contestant, work: Workload, pace: TurnSchedule) -> None:
 
 
 def probe_loss(weights: Mapping[str, Array], folder: Path) -> float:
-    """The loss of these weights on samples that no party has."""
+    """Return the loss of these weights on held-out samples."""
     import torch
     from torch.nn import functional
 
@@ -151,5 +156,5 @@ def probe_loss(weights: Mapping[str, Array], folder: Path) -> float:
 
 
 def initial_loss(folder: Path) -> float:
-    """The loss before any learning."""
+    """Return the loss of the initial weights."""
     return probe_loss(open_shared(folder).initial(), folder)

@@ -1,4 +1,4 @@
-"""What came out: a table for people, records for programs, and both in a folder with a picture."""
+"""Results of a bench: tables, JSON records, and a folder with both and a picture."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ COLUMN_DECIMALS = {"wall ms/round": 1, "CPU ms/round": 1, "× plain, wall": 2, "
 
 @dataclass(frozen=True)
 class WorkloadResult:
-    """One workload: what it was, the loss it began with, and every contestant."""
+    """The measurements of all contestants on one workload."""
 
     work: Workload
     initial: float
     measured: tuple[PeerMeasurement, ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """A record for each contestant: medians over the turns, and their ratios to the plain loop's."""
+        """Return one record per contestant: medians over the turns and their ratios to the plain loop."""
         plain = next((m for m in self.measured if m.name == REFERENCE_PEER), None)
         return [self._row(m, plain) for m in self.measured]
 
@@ -57,22 +57,22 @@ class WorkloadResult:
         }
 
     def _other_work(self, m: PeerMeasurement, plain: PeerMeasurement | None) -> str:
-        """A remark where the loss is not the plain loop's, so that the work may not have been the same."""
+        """Return a remark if the loss differs from the plain loop's, which suggests other work."""
         if plain is None or plain.loss is None or m.loss is None:
             return ""
-        learnt = abs(self.initial - plain.loss)
-        if abs(m.loss - plain.loss) <= self.work.loss_tolerance * learnt:
+        improvement = abs(self.initial - plain.loss)
+        if abs(m.loss - plain.loss) <= self.work.loss_tolerance * improvement:
             return ""
         return f"loss {m.loss:.3f}, the plain loop's is {plain.loss:.3f}: not the same work?"
 
     def losses(self, rounds: int) -> str:
-        """A sentence: the same work leads to about the same loss."""
+        """Return a sentence on the losses: the same work gives about the same loss."""
         each = [f"{m.title} {m.loss:.3f}" for m in self.measured if m.loss is not None]
-        told = f"Loss on samples that no party has, {self.initial:.3f} at first; after {rounds} rounds"
-        return f"{told}: {'; '.join(each)}."
+        opening = f"Loss on held-out samples, {self.initial:.3f} at first; after {rounds} rounds"
+        return f"{opening}: {'; '.join(each)}."
 
     def table(self) -> Table:
-        """The records as a table."""
+        """Return the records as a table."""
         return Table(COLUMNS, self.rows(), decimals=COLUMN_DECIMALS)
 
 
@@ -89,7 +89,7 @@ def _ratio(whole: float | None, part: float | None) -> float | None:
 
 
 def machine() -> dict[str, Any]:
-    """Where it ran."""
+    """Return the processor, system and load of this machine."""
     model = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -105,8 +105,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def to_json(results: Sequence[WorkloadResult], pace: TurnSchedule, where: Mapping[str, Any]) -> str:
-    """Everything that was seen, turn by turn."""
+def to_json(results: Sequence[WorkloadResult], pace: TurnSchedule, machine_info: Mapping[str, Any]) -> str:
+    """Return all measurements, turn by turn, as JSON text."""
     workloads = [
         {
             "work": asdict(result.work),
@@ -117,24 +117,24 @@ def to_json(results: Sequence[WorkloadResult], pace: TurnSchedule, where: Mappin
         for result in results
     ]
     return json.dumps(
-        {"descant": __version__, "machine": where, "pace": asdict(pace), "workloads": workloads},
+        {"descant": __version__, "machine": machine_info, "pace": asdict(pace), "workloads": workloads},
         indent=1,
         ensure_ascii=False,
     )
 
 
-def to_markdown(results: Sequence[WorkloadResult], pace: TurnSchedule, where: Mapping[str, Any]) -> str:
-    """The tables, and how to read them."""
+def to_markdown(results: Sequence[WorkloadResult], pace: TurnSchedule, machine_info: Mapping[str, Any]) -> str:
+    """Return the tables and how to read them as Markdown."""
     parts = [
         "# Descant and its peers, side by side",
-        f"Descant {__version__} on {where['processor']}, {where['cores']} cores, Python {where['python']}; "
-        f"load {where['load at the start']} at the start. Written by `descant bench`.",
+        f"Descant {__version__} on {machine_info['processor']}, {machine_info['cores']} cores, "
+        f"Python {machine_info['python']}; load {machine_info['load at the start']} at the start. Written by `scripts/bench`.",
         _about(pace),
     ]
     for result in results:
         parts += [f"## {result.work.name}: {result.work.method}", f"{result.work.title}.", _markdown(result.table())]
         parts += [result.losses(pace.cold_rounds)]
-    return "\n\n".join([*parts, "![How many times as fast as the plain loop](bench.png)"]) + "\n"
+    return "\n\n".join([*parts, "![Speed relative to the plain loop](bench.png)"]) + "\n"
 
 
 def _about(pace: TurnSchedule) -> str:
@@ -142,9 +142,9 @@ def _about(pace: TurnSchedule) -> str:
         f"All contestants of a workload are alive at once and take turns, one at a time: {pace.turns} turns, medians "
         "over them. *× plain*: how many times as fast as the plain torch loop on one thread, by wall time and by "
         "processor time of all processes. *warm-up*: start-up (reading the data, compilation, worker start) and the "
-        f"first round; *from cold*: the first {pace.cold_rounds} rounds with it. Imports are left out for all alike. *peak "
-        "MB*: the highest memory seen, data included; pages that processes share count once. Who is not said to have "
-        "several threads or workers has one thread, on one core."
+        f"first round; *from cold*: the first {pace.cold_rounds} rounds with it. Imports are excluded for all. *peak "
+        "MB*: the highest memory sample, data included; pages shared by processes count once. Contestants without a "
+        "number of threads or workers have one thread on one core."
     )
 
 
@@ -159,11 +159,11 @@ def _cell(value: Any, places: int) -> str:
     return text.replace("|", "/").replace("\n", " ")
 
 
-def write(results: Sequence[WorkloadResult], pace: TurnSchedule, where: Mapping[str, Any], out: Path) -> None:
-    """bench.json, bench.md and bench.png, all together or none."""
+def write(results: Sequence[WorkloadResult], pace: TurnSchedule, machine_info: Mapping[str, Any], out: Path) -> None:
+    """Write bench.json, bench.md and bench.png, all or none."""
     from peer_comparison.picture import draw
 
     with replace_folder(out, FILES) as folder:
-        (folder / "bench.json").write_text(to_json(results, pace, where), encoding="utf-8")
-        (folder / "bench.md").write_text(to_markdown(results, pace, where), encoding="utf-8")
+        (folder / "bench.json").write_text(to_json(results, pace, machine_info), encoding="utf-8")
+        (folder / "bench.md").write_text(to_markdown(results, pace, machine_info), encoding="utf-8")
         draw(results, folder / "bench.png")

@@ -1,4 +1,4 @@
-"""The workloads, and their synthetic data: the same arrays and the same first weights for every contestant."""
+"""The workloads and their synthetic data: the same arrays and initial weights for every contestant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from peer_comparison.peers.work import Array, Workload, store_work
 
 _LOGISTIC = Workload(
     name="W1",
-    title="logistic regression 784-10, 1,000 parties of unlike size, 10 a round, 20 steps of batch 10",
+    title="logistic regression 784-10, 1,000 parties of different sizes, 10 a round, 20 steps of batch 10",
     model="logistic",
     method="FedAvg",
     parties=1000,
@@ -57,7 +57,7 @@ _FED_PLUS = replace(_LOGISTIC, name="W1+", method="FedGeoMed+", contrast=0.3, lo
 
 WORKLOADS = {work.name: work for work in (_LOGISTIC, _FED_PLUS, _MLP, _CNN)}
 
-PROBE = 2000  # samples that no party has: the loss on them says whether contestants did the same work
+PROBE = 2000  # held-out samples, whose loss shows if contestants did the same work
 _SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "logistic": {"weight": (10, 784), "bias": (10,)},
     "mlp": {
@@ -82,19 +82,19 @@ _SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 def sizes(work: Workload) -> Array:
-    """How many samples each party has: log-normal above the least, with the asked mean, or all alike."""
+    """Return the samples of each party: log-normal above the minimum with the given mean, or all equal."""
     if work.mean_samples == work.min_samples:
         return np.full(work.parties, work.mean_samples)
     rng = np.random.default_rng([work.seed, 0])
     above = rng.lognormal(0.0, 1.0, work.parties)
-    found: Array = work.min_samples + np.floor(above * (work.mean_samples - work.min_samples) / above.mean()).astype(
+    counts: Array = work.min_samples + np.floor(above * (work.mean_samples - work.min_samples) / above.mean()).astype(
         np.int64
     )
-    return found
+    return counts
 
 
 def write(work: Workload, folder: Path) -> Path:
-    """The whole workload as files: work.json, x, y, ends, the probe, and the first weights."""
+    """Write a workload as files: work.json, x, y, ends, the probe and the initial weights."""
     folder.mkdir(parents=True, exist_ok=True)
     store_work(folder, work)
     ends = np.cumsum(sizes(work))
@@ -110,7 +110,7 @@ def write(work: Workload, folder: Path) -> Path:
 
 
 def _patterns(rng: np.random.Generator) -> Array:
-    """One picture a class ``[10, 784]``, coarse, so that convolutions can see it."""
+    """Return one coarse picture per class ``[10, 784]``; convolutions need coarse structure."""
     return np.kron(rng.normal(size=(10, 7, 7)), np.ones((1, 4, 4))).reshape(10, 784)
 
 
@@ -118,16 +118,18 @@ def _samples(count: int, patterns: Array, rng: np.random.Generator) -> tuple[Arr
     y = rng.integers(10, size=count)
     x = rng.standard_normal((count, 784), dtype=np.float32)
     x += patterns[y].astype(np.float32)
-    x *= np.float32(0.4)  # about the length of a written digit, so that the learning rate suits
+    x *= np.float32(0.4)  # about the norm of a handwritten digit, so that the learning rate fits
     return x, y
 
 
 def _weights(work: Workload) -> dict[str, Array]:
-    """Uniform within 1/√(inputs), as torch begins."""
+    """Return weights uniform within 1/√(inputs), torch's initialization."""
     rng = np.random.default_rng([work.seed, 2])
     found = {}
     bound = 1.0
     for name, shape in _SHAPES[work.model].items():
-        bound = 1 / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else bound  # a bias follows its weight
+        bound = (
+            1 / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else bound
+        )  # a bias uses the bound of the weight before it
         found[name] = rng.uniform(-bound, bound, shape).astype(np.float32)
     return found

@@ -1,1 +1,1 @@
-"""The contestants, each a script that its own environment runs as `python -m peers.<name>`; none needs descant."""
+"""Scripts of the contestants, run as `python -m peers.<name>` in their own environments without descant."""

@@ -1,4 +1,4 @@
-"""What Descant's workers import by name: the model and the parties of the workload in a folder."""
+"""The model and the parties of a workload, which Descant's workers import by name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .work import open_shared
 
 
 def model(folder: str) -> nn.Module:
-    """The model, with the weights that everybody begins with."""
+    """Return the model with the initial weights."""
     shared = open_shared(Path(folder))
     return load(build(shared.work.model), shared.initial())
 
 
 def make_population(folder: str) -> Population:
-    """The parties; all their samples are for training."""
+    """Return the parties; all samples are for training."""
     shared = open_shared(Path(folder))
     x = torch.from_numpy(shared.x)
     y = torch.from_numpy(shared.y)

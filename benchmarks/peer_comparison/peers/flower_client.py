@@ -29,7 +29,7 @@ app = ClientApp()
 
 @lru_cache(1)
 def open_client_workload() -> tuple[SharedWorkload, nn.Module, Tensor, Tensor]:
-    """What a worker process keeps between messages: the module, and the data, of which only what is used is read."""
+    """Return the module and the memory-mapped data that a worker keeps between messages."""
     torch.set_num_threads(1)
     shared = open_shared(Path(os.environ[FOLDER]))
     x, y = (torch.from_numpy(read(shared.folder / file, mapped=True)) for file in ("x.npy", "y.npy"))
@@ -38,7 +38,7 @@ def open_client_workload() -> tuple[SharedWorkload, nn.Module, Tensor, Tensor]:
 
 @app.train()  # type: ignore[untyped-decorator,unused-ignore]
 def train(message: Message, context: Context) -> Message:
-    """Some steps of SGD from the weights that came."""
+    """Run some steps of SGD from the received weights."""
     shared, model, all_x, all_y = open_client_workload()
     party = int(context.node_config["partition-id"])
     number = int(message.content["config"]["server-round"])

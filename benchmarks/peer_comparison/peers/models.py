@@ -1,4 +1,4 @@
-"""The models of the workloads as torch modules, with the weights that everybody begins with."""
+"""The models of the workloads as torch modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .work import Array
 
 
 def build(name: str) -> nn.Module:
-    """784-10, 784-200-200-10, or two 5x5 convolutions with pooling and 512 units, by name."""
+    """Return 784-10, 784-200-200-10, or two 5x5 convolutions with pooling and 512 units, by name."""
     if name == "logistic":
         return nn.Linear(784, 10)
     if name == "mlp":
@@ -26,16 +26,16 @@ def build(name: str) -> nn.Module:
 
 
 def load(module: nn.Module, weights: Mapping[str, Array]) -> nn.Module:
-    """The module with these weights."""
+    """Return the module with these weights loaded."""
     module.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     return module
 
 
 def weights_of(module: nn.Module) -> dict[str, Array]:
-    """The weights of a module by name."""
+    """Return the weights of a module by name."""
     return {name: _array(parameter) for name, parameter in module.named_parameters()}
 
 
 def _array(tensor: Tensor) -> Array:
-    found: Array = tensor.detach().numpy().copy()
-    return found
+    array: Array = tensor.detach().numpy().copy()
+    return array

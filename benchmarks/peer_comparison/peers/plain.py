@@ -1,4 +1,4 @@
-"""A plain torch loop, as a researcher writes it: one module that takes the weights of each party in turn."""
+"""A plain torch loop as a researcher writes it: one module loads the weights of each party in turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .work import Array, SharedWorkload
 
 
 class PlainLoop:
-    """FedAvg, or FedGeoMed+ where the workload says so."""
+    """FedAvg or FedGeoMed+, as the workload says."""
 
     def __init__(self, shared: SharedWorkload) -> None:
         torch.set_num_threads(shared.threads)
@@ -88,7 +88,7 @@ class PlainLoop:
 
 
 def geometric_median(models: Tensor, rho: float) -> Tensor:
-    """Weiszfeld's iterations, smoothed by rho."""
+    """Return the geometric median by Weiszfeld's iterations, smoothed by rho."""
     point = models.mean(0)
     for _ in range(100):
         inverse_distances = 1 / (models - point).norm(dim=1).clamp(min=rho)

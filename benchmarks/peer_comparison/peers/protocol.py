@@ -1,4 +1,4 @@
-"""What a contestant says and hears: JSON lines out; "rounds N", "weights FILE", "settle" and "stop" in."""
+"""The protocol of a contestant: JSON lines out; "rounds N", "weights FILE", "settle" and "stop" in."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from .work import Array, SharedWorkload, open_shared
 
 
 class Contestant(Protocol):
-    """Something that trains, round by round."""
+    """An object that trains round by round."""
 
     def rounds(self, n: int) -> None:
         """Run the next n rounds."""
 
     def weights(self) -> Mapping[str, Array]:
-        """The centre, named and laid out as torch's modules are."""
+        """Return the global model, named and shaped as in torch modules."""
 
 
 def parse_workload(arguments: list[str] | None = None) -> SharedWorkload:
-    """The work that the command line names."""
+    """Return the workload that the command line names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args(arguments)
     if given.threads == 1 and arguments is None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # JAX takes every core it sees, whatever it is told
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # JAX uses every visible core
     return open_shared(given.folder, given.threads)
 
 
 def serve(
     start: Callable[[], Contestant], started: float | None = None, settle: Callable[[], None] | None = None
 ) -> None:
-    """Start, run the first round, say how long that took, and then do as told until "stop" or the end of input.
+    """Start a contestant, time its first round, then run commands until "stop" or the end of input.
 
-    ``began`` is when the start-up began, if before this call. Imports are over by then: they count for nobody.
-    ``settle`` waits for what has been started on the side; the turns after it are not about starting.
+    ``started`` is the time when start-up began, if before this call. Imports are not counted for any contestant.
+    ``settle`` waits for background start-up, so that later turns do not include it.
     """
     answers = private_output()
     started = time.perf_counter() if started is None else started
@@ -70,7 +70,7 @@ def serve(
 
 
 def private_output() -> int:
-    """The driver's pipe, kept apart: whatever a framework prints goes to the log instead."""
+    """Return the driver's pipe and redirect stdout to the log, because frameworks print to it."""
     answers = os.dup(1)
     sys.stdout.flush()
     os.dup2(2, 1)

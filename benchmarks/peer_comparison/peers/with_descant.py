@@ -18,7 +18,7 @@ from .work import Array, SharedWorkload
 
 
 class DescantContestant:
-    """A federation whose rounds nobody looks into."""
+    """A federation in one process."""
 
     def __init__(self, shared: SharedWorkload, **settings: Any) -> None:
         torch.set_num_threads(shared.threads)

@@ -1,6 +1,6 @@
 """FedJAX: its federated averaging with the jit backend, models in Haiku, pictures with channels last."""
 
-# ruff: noqa: E402  FedJAX must find what JAX has dropped
+# ruff: noqa: E402  JAX must be patched before FedJAX is imported
 from __future__ import annotations
 
 from typing import Any
@@ -10,7 +10,7 @@ import jax  # type: ignore[import-not-found,unused-ignore]
 import jax.numpy as jnp  # type: ignore[import-not-found,unused-ignore]
 import numpy as np
 
-jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls it by a name that JAX has dropped since
+jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls a function that JAX has removed
 import fedjax  # type: ignore[import-not-found,unused-ignore]
 
 from .protocol import parse_workload, serve
@@ -18,7 +18,7 @@ from .work import Array, SharedWorkload
 
 
 def network(name: str) -> Any:
-    """The layers, by the name of the model."""
+    """Return the layers by the name of the model."""
     if name == "logistic":
         return hk.Sequential([hk.Linear(10)])
     if name == "mlp":
@@ -40,11 +40,11 @@ LAYERS = {
 
 
 def from_torch(name: str, weights: dict[str, Array]) -> dict[str, dict[str, Any]]:
-    """torch's weights as Haiku holds them: [in, out], filters as [height, width, in, out]."""
+    """Return torch weights in Haiku's layout: [in, out], filters as [height, width, in, out]."""
     found = {}
     for layer, prefix in LAYERS[name].items():
         w = weights[f"{prefix}weight"]
-        if (name, layer) == ("cnn", "linear"):  # after pictures with channels first
+        if (name, layer) == ("cnn", "linear"):  # its inputs are flattened with channels first
             w = w.reshape(512, 64, 7, 7).transpose(0, 2, 3, 1).reshape(512, 3136)
         found[layer] = {"w": jnp.asarray(w.transpose(2, 3, 1, 0) if w.ndim == 4 else w.T)}
         found[layer]["b"] = jnp.asarray(weights[f"{prefix}bias"])
@@ -52,7 +52,7 @@ def from_torch(name: str, weights: dict[str, Array]) -> dict[str, dict[str, Any]
 
 
 def to_torch(name: str, params: Any) -> dict[str, Array]:
-    """The inverse of :func:`from_torch`."""
+    """Return Haiku weights in torch's layout, the inverse of :func:`from_torch`."""
     found = {}
     for layer, prefix in LAYERS[name].items():
         w = np.asarray(params[layer]["w"])
@@ -90,7 +90,7 @@ class FedJax:
     def rounds(self, n: int) -> None:
         for _ in range(n):
             self.state, _ = self.algorithm.apply(self.state, self.sampler.sample())
-        jax.block_until_ready(self.state.params)  # JAX works ahead of the loop
+        jax.block_until_ready(self.state.params)  # JAX runs asynchronously
 
     def weights(self) -> dict[str, Array]:
         return to_torch(self.work.model, self.state.params)

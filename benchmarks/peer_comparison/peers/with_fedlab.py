@@ -1,6 +1,6 @@
 """FedLab: its serial trainer and synchronous server, standalone; batches come as tensors, without a DataLoader."""
 
-# ruff: noqa: E402  FedLab must find what stands in for torchvision
+# ruff: noqa: E402  torchvision must be replaced before FedLab is imported
 from __future__ import annotations
 
 import logging
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-# FedLab imports torchvision for data sets that are not used here: empty modules stand in for it.
+# FedLab imports torchvision for data sets that are not used here: empty modules replace it.
 for name in ("torchvision", "torchvision.transforms"):
     sys.modules.setdefault(name, ModuleType(name))
 sys.modules["torchvision"].transforms = sys.modules["torchvision.transforms"]  # type: ignore[attr-defined]
@@ -31,7 +31,7 @@ from .work import Array, SharedWorkload
 
 
 class Parties(FedDataset):  # type: ignore[misc]
-    """A "loader" is any iterator of batches: this one spares the copying of samples one by one."""
+    """The parties as iterators of batches, which avoids copying samples one by one."""
 
     def __init__(self, shared: SharedWorkload) -> None:
         self.shared = shared
@@ -47,25 +47,25 @@ class Parties(FedDataset):  # type: ignore[misc]
 
 
 class Trainer(SGDSerialClientTrainer):  # type: ignore[misc]
-    """The serial trainer; a report also says how many samples stand behind it."""
+    """The serial trainer, whose replies also contain the number of samples."""
 
     def local_process(self, payload: list[Tensor], id_list: list[int]) -> None:
         for id in id_list:
-            report = self.train(payload[0], self.dataset.get_dataloader(id, self.batch_size))
-            self.cache.append([*report, torch.tensor(float(len(self.dataset.parties[id][1])))])
+            reply = self.train(payload[0], self.dataset.get_dataloader(id, self.batch_size))
+            self.cache.append([*reply, torch.tensor(float(len(self.dataset.parties[id][1])))])
 
 
 class Server(SyncServerHandler):  # type: ignore[misc]
     """The synchronous server, with weights by samples."""
 
     def global_update(self, buffer: list[list[Tensor]]) -> None:
-        models = [report[0] for report in buffer]
-        samples = torch.stack([report[1] for report in buffer])
+        models = [reply[0] for reply in buffer]
+        samples = torch.stack([reply[1] for reply in buffer])
         SerializationTool.deserialize_model(self._model, Aggregators.fedavg_aggregate(models, samples))
 
 
 class FedLab:
-    """The loop of FedLab's StandalonePipeline, so many rounds at a time."""
+    """The loop of FedLab's StandalonePipeline, some rounds at a time."""
 
     def __init__(self, shared: SharedWorkload) -> None:
         logging.getLogger().setLevel(logging.WARNING)
@@ -82,8 +82,8 @@ class FedLab:
         for _ in range(n):
             present = self.server.sample_clients()
             self.trainer.local_process(self.server.downlink_package, present)
-            for report in self.trainer.uplink_package:
-                self.server.load(report)
+            for reply in self.trainer.uplink_package:
+                self.server.load(reply)
 
     def weights(self) -> dict[str, Array]:
         return weights_of(self.server.model)

@@ -19,7 +19,7 @@ from .work import Array, SharedWorkload
 
 
 class StrictFedAvg(FedAvg):  # type: ignore[misc]
-    """FedAvg that goes on only if all clients have answered: fewer would be less work."""
+    """FedAvg that fails unless all clients have answered, because fewer would mean less work."""
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
         replies = list(replies)
@@ -30,7 +30,7 @@ class StrictFedAvg(FedAvg):  # type: ignore[misc]
 
 
 class Flower:
-    """The strategy's own loop, so many rounds at a time."""
+    """The strategy's own loop, some rounds at a time."""
 
     def __init__(self, shared: SharedWorkload, grid: Grid) -> None:
         work = shared.work
@@ -52,7 +52,7 @@ class Flower:
 
 
 def simulate(shared: SharedWorkload) -> None:
-    """Take orders from within Flower's server: only there can its simulation be driven."""
+    """Run the protocol inside Flower's server app, the only place that can drive its simulation."""
     os.environ[flower_client.FOLDER] = str(shared.folder)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     server = ServerApp()

@@ -26,7 +26,7 @@ NEVER = 10**9
 
 
 class Net(nn.Module):
-    """pfl asks a module for its loss and its metrics."""
+    """A module with the loss and metrics methods that pfl calls."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 class BySamples(WeightingStrategy):  # type: ignore[misc]
-    """Weights by what a party has; pfl's WeightByDatapoints would count what was drawn for its steps."""
+    """Weights by a party's samples; pfl's WeightByDatapoints would count the samples drawn for its steps."""
 
     def __init__(self, samples: list[int]) -> None:
         self.samples = samples
@@ -52,7 +52,7 @@ class BySamples(WeightingStrategy):  # type: ignore[misc]
 
 
 class Pfl:
-    """pfl's own loop, some iterations at a time: an algorithm goes on where it stood."""
+    """pfl's own loop, some iterations at a time; the algorithm continues from its state."""
 
     def __init__(self, shared: SharedWorkload) -> None:
         torch.set_num_threads(shared.threads)
@@ -78,7 +78,7 @@ class Pfl:
         return int(self.rng.integers(len(self.parties)))
 
     def dataset(self, party: int) -> PyTorchTensorDataset:
-        """The samples of a party's steps, one after another: pfl has epochs over what it is given."""
+        """Return the samples of all steps in sequence, because pfl runs epochs over a dataset."""
         x, y = self.parties[party]
         index = torch.from_numpy(self.shared.batches(len(y), self.rng).reshape(-1))
         return PyTorchTensorDataset((x[index], y[index]), user_id=party)

@@ -13,7 +13,7 @@ from .work import SharedWorkload
 
 
 def start(shared: SharedWorkload) -> DescantContestant:
-    """The same federation; its workers make the model and the parties for themselves, by the names of the functions."""
+    """Return the federation with worker processes, which build model and parties from importable functions."""
     return DescantContestant(replace(shared, threads=1), engine=Processes(workers=shared.threads, threads=1))
 
 

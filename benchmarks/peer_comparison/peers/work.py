@@ -1,4 +1,4 @@
-"""The work that every contestant does, and how it reads it: plain arrays and one JSON file in a folder."""
+"""The work of every contestant, stored as plain arrays and one JSON file in a folder."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Workload:
     method: Literal["FedAvg", "FedGeoMed+"]
     parties: int
     mean_samples: int  # samples of a party, on average
-    min_samples: int  # samples of the smallest party; equal to the mean, all have the same
-    participants: int  # parties a round
+    min_samples: int  # samples of the smallest party; if equal to the mean, all parties have as many
+    participants: int  # parties per round
     steps: int
     batch: int
-    rounds_per_turn: int  # rounds in one turn of a contestant
-    contrast: float  # of the classes: such that 20 rounds neither learn nothing nor everything
-    loss_tolerance: float = 0.1  # how far two losses of the same work may lie apart, as a share of what was learnt
+    rounds_per_turn: int  # rounds per turn of a contestant
+    contrast: float  # of the classes, chosen so that 20 rounds learn something but not everything
+    loss_tolerance: float = 0.1  # allowed difference of two losses as a share of the improvement
     lr: float = 0.05
     alpha: float = 0.01  # Fed+'s α and ρ, the paper's
     rho: float = 10.0
@@ -40,7 +40,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class SharedWorkload:
-    """A workload as it was written into a folder, for all contestants alike."""
+    """A workload in a folder, the same for all contestants."""
 
     work: Workload
     folder: Path
@@ -48,7 +48,7 @@ class SharedWorkload:
 
     @cached_property
     def ends(self) -> list[int]:
-        """Where each party's samples end; the first begins at 0."""
+        """The end of each party's samples; the first party starts at 0."""
         return [int(end) for end in read(self.folder / "ends.npy")]
 
     @cached_property
@@ -60,15 +60,15 @@ class SharedWorkload:
         return read(self.folder / "y.npy")
 
     def cuts(self) -> list[slice]:
-        """The samples of each party."""
+        """Return the samples of each party as slices."""
         return [slice(begin, end) for begin, end in zip([0, *self.ends], self.ends, strict=False)]
 
     def initial(self) -> dict[str, Array]:
-        """The weights that everybody begins with, named as torch names them."""
+        """Return the initial weights under torch's names."""
         return read_named(self.folder / "initial.npz")
 
     def batches(self, n: int, rng: np.random.Generator) -> Array:
-        """The samples of each step ``[steps, batch]``: a party's data in a new order, again and again."""
+        """Return the samples of each step ``[steps, batch]``: repeated passes over the data in new orders."""
         size = min(self.work.batch, n)
         wanted = self.work.steps * size
         orders = [rng.permutation(n) for _ in range(-(-wanted // n))]
@@ -76,7 +76,7 @@ class SharedWorkload:
 
 
 def open_shared(folder: Path, threads: int = 1) -> SharedWorkload:
-    """The workload in a folder."""
+    """Return the workload in a folder."""
     return SharedWorkload(Workload(**json.loads((folder / "work.json").read_text())), folder, threads)
 
 
@@ -86,12 +86,12 @@ def store_work(folder: Path, work: Workload) -> None:
 
 
 def read(file: Path, mapped: bool = False) -> Array:
-    """One array from a file; never an object."""
-    found: Array = np.load(file, mmap_mode="c" if mapped else None, allow_pickle=False)  # noqa: TID251
-    return found
+    """Read one array from a file without unpickling."""
+    array: Array = np.load(file, mmap_mode="c" if mapped else None, allow_pickle=False)  # noqa: TID251
+    return array
 
 
 def read_named(file: Path) -> dict[str, Array]:
-    """Several arrays by name from a file; never an object."""
-    with np.load(file, allow_pickle=False) as found:  # noqa: TID251
-        return {name: found[name] for name in found.files}
+    """Read several arrays by name from a file without unpickling."""
+    with np.load(file, allow_pickle=False) as arrays:  # noqa: TID251
+        return {name: arrays[name] for name in arrays.files}

@@ -38,7 +38,7 @@ SHOWN_COLUMNS = (
     "worst",
     "p10",
     "spread",
-    "global_model",
+    "global",
     "before",
     "after",
     "gained",
@@ -118,7 +118,7 @@ class Study:
             "best": float(np.mean([score for _, score in best])),
             "best round": float(np.mean([at for at, _ in best])),
             **score_spread([result.scores.personal for result in results]),
-            "global_model": float("nan") if method == results[0].baseline else _mean(results, "global_model"),
+            "global": float("nan") if method == results[0].baseline else _mean(results, "global_model"),
             "before": _mean(results, "before"),
             "after": _mean(results, "after"),
             **gain_counts(self.gains(method)),
@@ -127,7 +127,7 @@ class Study:
 
     def _trivial_row(self, local_results: list[StudyResult]) -> dict[str, Any]:
         columns = [result.scores.majority for result in local_results]
-        missing = ("± seeds", "best", "best round", "global_model", "before", "after", "trained")
+        missing = ("± seeds", "best", "best round", "global", "before", "after", "trained")
         return {
             "method": trivial_baseline(local_results[0].scores.metric),
             "mean": float(np.mean([column.mean for column in columns])),
