@@ -89,11 +89,11 @@ def test_a_flipped_bit_anywhere_in_a_reply_is_rejected(tmp_path: Path) -> None:
         return flipped(payload, draw.randrange(8 * len(payload)))
 
     transport.corrupt_reply = corrupt
-    with pytest.warns(DescantWarning, match="refused"):
+    with pytest.warns(DescantWarning, match="rejected"):
         fed = deployed_federation(transport, recipe_for("fedavg")).fit(2, progress=False)
     assert [rejection.party for rejection in fed.rejections_] == ["1", "1"]
     for at in draw.sample(range(8 * len(payloads[0])), 2000):
-        with pytest.raises(EngineError, match="not a Report"):
+        with pytest.raises(EngineError, match="not a Reply"):
             unpack(flipped(payloads[0], at), Reply)
 
 
@@ -467,7 +467,7 @@ def test_a_full_disk_at_a_silo_costs_only_that_round(
     file = SiloFile(tmp_path / "team1.py", "1")
     fed = deployed_federation(transport, recipe_for("fedavg")).fit(1, progress=False)
     transport.handlers["1"] = lambda: FullDiskHandler(file, tmp_path / "at-1", log_lines.append)
-    with pytest.warns(DescantWarning, match="refused"):
+    with pytest.warns(DescantWarning, match="rejected"):
         fed.fit(1, progress=False)
     [rejection] = fed.rejections_
     assert rejection.party == "1" and "StateError" in rejection.reason and str(tmp_path) not in rejection.reason
@@ -718,7 +718,7 @@ def test_with_a_quorum_one_party_can_decide_whether_another_counts(tmp_path: Pat
     fed = deployed_federation(transport, recipe_for("fedavg"), WaitLimits(deadline=0.01, quorum=3))
     transport.slow = {"2"}
     transport.corrupt_reply = lambda task, payload: payload if answers or task.party != "1" else None
-    with pytest.warns(DescantWarning, match="refused"):
+    with pytest.warns(DescantWarning, match="rejected"):
         [round] = fed.rounds(1)
     assert round.round.accepted == (("0", "1", "3") if answers else ("0", "2", "3"))
 

@@ -97,7 +97,7 @@ class InMemoryTransport:
 
     def send(self, party: str, payload: MessageBytes, ttl: float) -> str:
         if party in self.unreachable:
-            raise UndeliveredError("nobody is there")
+            raise UndeliveredError("it is not connected")
         self.sent_count += 1
         self.messages[str(self.sent_count)] = (party, payload[:])
         if "rounds" in (task := unpack(payload, Task)).settings and task.kind == "goodbye":
@@ -462,7 +462,7 @@ def test_an_invalid_reply_is_rejected_and_the_others_continue(tmp_path: Path, ho
     fed = deployed_federation(transport, recipe_for("fedavg"))
     if how in FORGED_MESSAGES:
         fed.engine_._max_message_bytes = 2**40  # as for a large model: the size alone does not reveal a forged message
-    with pytest.warns(DescantWarning, match="refused"):
+    with pytest.warns(DescantWarning, match="rejected"):
         fed.fit(2, progress=False)
     assert [rejection.party for rejection in fed.rejections_] == ["1", "1"]
     assert "it answered for" not in str(fed.rejections_[0])  # it names the requested party and round
@@ -483,7 +483,7 @@ def test_a_reply_to_another_task_is_rejected(tmp_path: Path, source: str) -> Non
         return replies["0", 2] if source == "another party" else replies["1", 1]
 
     transport.corrupt_reply = corrupt
-    with pytest.warns(DescantWarning, match="refused"):
+    with pytest.warns(DescantWarning, match="rejected"):
         fed = deployed_federation(transport, recipe_for("fedavg")).fit(3, progress=False)
     [rejection] = fed.rejections_
     assert rejection.party == "1" and rejection.round == 2 and "was asked for" in rejection.reason
