@@ -37,7 +37,7 @@ dependencies = []
 requires = ["hatchling"]
 build-backend = "hatchling.build"
 [tool.flwr.app]
-publisher = "nobody"
+publisher = "descant"
 [tool.flwr.app.components]
 serverapp = "baseline.app:server"
 clientapp = "baseline.app:client"

@@ -1,4 +1,4 @@
-"""Any module as a row and back; what is not a trainable parameter goes by the rule that `flat` states."""
+"""Conversion of modules to rows and back, and the rule of `flat` for tensors that are not trainable parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toy_problems import classification_parties
 
 
 class Mixed(nn.Module):
-    """Everything that modules hold: trained, frozen and tied parameters, statistics, counters, masks."""
+    """A module with trainable, frozen and tied parameters, statistics, counters and masks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Mixed(nn.Module):
         return output
 
 
-def test_the_layout_holds_what_the_rule_says() -> None:
+def test_the_layout_separates_parameters_and_statistics() -> None:
     layout = Layout.from_module(Mixed())
     assert layout.parameter_names == (
         "first.weight",
@@ -49,7 +49,7 @@ def test_the_layout_holds_what_the_rule_says() -> None:
     assert (layout.trainable_width, layout.width) == (24 + 4 + 4 + 4 + 12 + 3, 24 + 4 + 4 + 4 + 12 + 3 + 8)
 
 
-def test_a_row_goes_out_and_comes_back() -> None:
+def test_a_row_restores_the_module() -> None:
     torch.manual_seed(0)
     module = Mixed().train()
     for _ in range(3):
@@ -72,68 +72,68 @@ def test_split_and_join_are_inverse(sizes: list[int], rows: int) -> None:
         assert torch.equal(layout.join({name: part[k] for name, part in layout.split(stack).items()}), stack[k])
 
 
-def test_the_users_own_module_is_not_touched() -> None:
+def test_the_users_module_is_not_changed() -> None:
     module = Mixed()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    people = classification_parties(5).subset(["0", "1", "2"])  # batch normalisation needs two samples
-    fed = Federation(module, people, algorithms.FedAvg(), lr=0.1, steps=3, batch=4).fit(2, progress=False)
+    population = classification_parties(5).subset(["0", "1", "2"])  # batch normalisation needs two samples
+    fed = Federation(module, population, algorithms.FedAvg(), lr=0.1, steps=3, batch=4).fit(2, progress=False)
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
     assert not torch.equal(fed.global_model_.get_parameter("head.weight"), before["head.weight"])
     for name in ("frozen.weight", "positions", "mask"):
         assert torch.equal(fed.global_model_.state_dict()[name], before[name])
 
 
-@pytest.mark.parametrize("way", ["vectorized", "looped"])
-def test_running_statistics_are_the_weighted_mean_of_the_parties(way: str) -> None:
-    """With one step each, a party's statistics are momentum · its batch's; the centre has their mean by samples."""
-    people = classification_parties(4).subset(["0", "1"])
+@pytest.mark.parametrize("mode", ["vectorized", "looped"])
+def test_running_statistics_are_the_weighted_mean_of_the_parties(mode: str) -> None:
+    """After one step, a party's statistics are momentum · its batch's; the global model has their weighted mean."""
+    population = classification_parties(4).subset(["0", "1"])
     torch.manual_seed(1)
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
-    fed = Federation(model, people, algorithms.FedAvg(), lr=0.1, steps=1, batch=100)
-    fed.state = replace(fed.state, execution_mode=way)
+    fed = Federation(model, population, algorithms.FedAvg(), lr=0.1, steps=1, batch=100)
+    fed.state = replace(fed.state, execution_mode=mode)
     fed.fit(1, progress=False)
-    n = torch.tensor([float(people[name].samples) for name in people])
-    means = torch.stack([0.1 * people[name].x.mean(0) for name in people])
-    variances = torch.stack([0.9 + 0.1 * people[name].x.var(0) for name in people])
+    n = torch.tensor([float(population[name].samples) for name in population])
+    means = torch.stack([0.1 * population[name].x.mean(0) for name in population])
+    variances = torch.stack([0.9 + 0.1 * population[name].x.var(0) for name in population])
     expected = torch.cat([(n / n.sum()) @ means, (n / n.sum()) @ variances])
     torch.testing.assert_close(fed.state.global_model[fed.plan_.net.layout.trainable_width :], expected)
     assert (fed.global_model_.state_dict()["0.running_var"] > 0).all()
     assert fed.global_model_.state_dict()["0.num_batches_tracked"] == 0
 
 
-def unlike() -> Population:
-    """Two parties whose data lie far apart, so that their statistics do."""
+def shifted_parties() -> Population:
+    """Return two parties whose data, and so their statistics, differ strongly."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(30) % 3
     return parties.from_arrays([(torch.randn(30, 6, generator=generator) + shift, labels) for shift in (0.0, 100.0)])
 
 
-def normed() -> nn.Module:
+def batch_norm_model() -> nn.Module:
     torch.manual_seed(2)
     return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
 
 
-def test_layers_that_are_made_when_they_are_first_used_are_named_with_what_to_do() -> None:
+def test_lazy_layers_are_rejected_with_advice() -> None:
     with pytest.raises(ModelError, match=r"'0.weight' of Sequential has no shape .* call it once"):
         Net.from_model(lambda: nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(3)), 0)
 
 
-def test_statistics_may_stay_private_as_in_fedbn() -> None:
+def test_statistics_can_be_private_as_in_fedbn() -> None:
     algorithm = algorithms.FedPer(("0.*",))
-    fed = Federation(normed, unlike(), algorithm, lr=0.1, steps=40, batch=10).fit(1, progress=False)
+    fed = Federation(batch_norm_model, shifted_parties(), algorithm, lr=0.1, steps=40, batch=10).fit(1, progress=False)
     means = [fed.models_[name].state_dict()["0.running_mean"].mean() for name in ("0", "1")]
     assert abs(means[0]) < 1 and means[1] > 90
-    assert torch.equal(fed.global_model_.state_dict()["0.running_mean"], torch.zeros(6))  # none was ever sent
+    assert torch.equal(fed.global_model_.state_dict()["0.running_mean"], torch.zeros(6))  # statistics are never sent
 
 
 @pytest.mark.parametrize("algorithm", [algorithms.Ditto(), algorithms.APFL(), algorithms.FedAvgPlus()])
 def test_a_personal_model_has_the_statistics_of_its_party(algorithm: Algorithm) -> None:
-    fed = Federation(normed, unlike(), algorithm, lr=0.1, steps=40, batch=10).fit(1, progress=False)
+    fed = Federation(batch_norm_model, shifted_parties(), algorithm, lr=0.1, steps=40, batch=10).fit(1, progress=False)
     means = [fed.models_[name].state_dict()["0.running_mean"].mean() for name in ("0", "1")]
     assert abs(means[0]) < 1 and means[1] > 90
 
 
-class Counting(nn.Module):
+class CountsCalls(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Linear(6, 3)
@@ -148,14 +148,14 @@ class Counting(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Counting(), r"The buffer 'calls' changes while the model trains"),
+        (CountsCalls(), r"The buffer 'calls' changes while the model trains"),
         (nn.Sequential(nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3)), r"'0' averages its statistics by a counter"),
         (nn.Identity(), r"Identity has no trainable parameter"),
         (nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3).double()), r"must have one floating dtype"),
         (lambda: "model", r"must be an nn.Module or make one when called; it made 'model'"),
     ],
 )
-def test_a_model_that_cannot_take_part_is_an_error(model: nn.Module, message: str) -> None:
+def test_an_unsupported_model_is_an_error(model: nn.Module, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         Federation(model, classification_parties(3), algorithms.FedAvg()).fit(1, progress=False)
 
