@@ -1,10 +1,14 @@
-"""The shape of the code: import direction, unique names, and the papers' index in both directions."""
+"""The structure of the code: import direction, unique names, lazy exports, and the papers' index."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import pkgutil
 import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,7 +40,7 @@ def module_of(file: Path) -> str:
 
 
 def imported(file: Path) -> set[str]:
-    """Packages of descant that a file imports at run time; imports for type checking do not count."""
+    """Return the packages of descant that a file imports at run time, not for type checking alone."""
     found = set()
     depth = len(file.relative_to(SOURCE).parts) - 1
     tree = ast.parse(file.read_text())
@@ -59,13 +63,47 @@ def test_imports_go_down_the_layers(file: Path) -> None:
         assert LAYER[other] <= LAYER[here], f"{here} imports {other}, which is a layer above it"
 
 
+def test_no_two_modules_share_a_name() -> None:
+    names = Counter(file.stem for file in FILES if file.stem not in ("__init__", "__main__"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    nodes = [node for file in FILES for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
+    names = Counter(node.name for node in nodes if not node.name.startswith("_"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_package_has_few_top_level_modules() -> None:
+    assert len(list(SOURCE.glob("*.py"))) <= 5
+
+
+def test_importing_federation_loads_few_modules() -> None:
+    code = "import sys; from descant import Federation; print(sum(name.startswith('descant') for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 80
+
+
+PACKAGES = ["descant", *(one.name for one in pkgutil.walk_packages([str(SOURCE)], "descant.") if one.ispkg)]
+EXTRAS = ("descant.deployment.flower", "descant.engines.ray")  # they need the extras [flower] and [ray]
+
+
+@pytest.mark.parametrize("package", [name for name in PACKAGES if name not in EXTRAS])
+def test_no_lazy_export_is_hidden_by_a_module_of_its_name(package: str) -> None:
+    """`from descant import compare` must be the function, whatever was imported before."""
+    here = importlib.import_module(package)
+    modules = {one.name for one in pkgutil.iter_modules(here.__path__)}
+    for name in set(getattr(here, "__all__", ())) & modules:
+        assert getattr(here, name) is importlib.import_module(f"{package}.{name}"), f"{package}.{name} is a module"
+
+
 INDEXES = [file.read_text() for file in sorted((ROOT / "papers").glob("*/index.md"))]
 ROW = re.compile(r"^\| (?:v[12] )?([^|]+?) \| ([^|]*`.+?) \|", re.MULTILINE)
 NAME = re.compile(r"`([\w.]+)`")
 
 
 def entries(part: str) -> list[tuple[str, str]]:
-    """(place in the paper, name) pairs under one heading of the papers' indexes."""
+    """Return the (place in the paper, name) pairs under one heading of the papers' indexes."""
     found = [index.partition(f"## {part}\n")[2].split("\n## ")[0] for index in INDEXES]
     rows = [row for text in found for row in ROW.findall(text)]
     return [(place.strip(), name) for place, names in rows for name in NAME.findall(names)]
@@ -77,12 +115,12 @@ def docstring(name: str, package: str) -> str:
 
 
 @pytest.mark.parametrize(("place", "name"), entries("In the code"))
-def test_what_the_index_lists_exists_and_names_its_equation(place: str, name: str) -> None:
+def test_code_in_the_index_exists_and_names_its_equation(place: str, name: str) -> None:
     assert place.lower() in docstring(name, "descant.").lower(), f"{name} does not name {place} in its docstring"
 
 
 @pytest.mark.parametrize(("place", "name"), entries("As laws"))
-def test_the_laws_in_the_index_exist_and_name_their_equation(place: str, name: str) -> None:
+def test_laws_in_the_index_exist_and_name_their_equation(place: str, name: str) -> None:
     (file,) = (ROOT / "tests").rglob(f"{name.split('.')[0]}.py")
     tree = ast.parse(file.read_text())
     found = {node.name: ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
@@ -90,7 +128,7 @@ def test_the_laws_in_the_index_exist_and_name_their_equation(place: str, name: s
     assert place in whole, f"{name} does not name {place}"
 
 
-def test_every_equation_that_the_code_names_is_in_the_index() -> None:
+def test_every_equation_named_in_the_code_is_in_the_index() -> None:
     listed = {place for place, _ in entries("In the code")}
     named = re.compile(r"eq\. \(\d+\)(?:-\(\d+\))?|§5\.[2-4]\.\d")
     for file in FILES:
@@ -101,16 +139,8 @@ def test_every_equation_that_the_code_names_is_in_the_index() -> None:
 
 
 def _ends(place: str) -> set[str]:
-    """A range such as eq. (4)-(5) counts where one of its ends is listed."""
+    """Return the ends of a range such as eq. (4)-(5), which counts if one of them is listed."""
     return {f"eq. {number}" for number in re.findall(r"\(\d+\)", place)}
-
-
-def test_no_module_stands_in_the_way_of_a_public_name() -> None:
-    """`from descant import compare` must be the function, whatever was imported before."""
-    import descant
-
-    modules = {module_of(file) for file in FILES}
-    assert set(descant.__all__) & modules == {"algorithms", "parties", "portfolio", "problems", "rl"}
 
 
 READING = "\n".join([(ROOT / "docs" / "reading-the-papers.md").read_text(), *INDEXES])
@@ -118,19 +148,18 @@ FAULTS = (ROOT / "docs" / "faults.md").read_text()
 
 
 @pytest.mark.parametrize("test", dict.fromkeys(re.findall(r"`([\w/]+\.py::\w+)`", READING + FAULTS)))
-def test_what_shows_a_departure_from_the_papers_or_a_fault_exists(test: str) -> None:
+def test_tests_cited_for_departures_and_faults_exist(test: str) -> None:
     file, _, name = test.partition("::")
     assert f"def {name}(" in (ROOT / "tests" / file).read_text()
 
 
-def test_every_fault_that_is_tested_has_its_row() -> None:
-    for name in re.findall(
-        r"^def (test_\w+)", (ROOT / "tests" / "deployment" / "test_deployment_faults.py").read_text(), re.MULTILINE
-    ):
+def test_every_tested_fault_has_a_row() -> None:
+    text = (ROOT / "tests" / "deployment" / "test_deployment_faults.py").read_text()
+    for name in re.findall(r"^def (test_\w+)", text, re.MULTILINE):
         assert f"`deployment/test_deployment_faults.py::{name}`" in FAULTS
 
 
-def test_every_erratum_that_the_code_names_has_its_row() -> None:
+def test_every_erratum_named_in_the_code_has_a_row() -> None:
     rows = set(re.findall(r"^\| (\d+) \|", READING, re.MULTILINE))
     for file in FILES:
         for numbers in re.findall(r"ERRATA (\d+(?:, \d+)*)", file.read_text()):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..core.algorithm import Algorithm, StalenessDiscount
-from ..core.settings import Schedule, check_settings, setting
+from ..core.settings import Schedule, check_settings, document_parameters, setting
 from .components import ServerStep, uniform_weights
 from .fedavg import FedAvg, FedProx
 
@@ -61,6 +61,12 @@ class _StalenessSetting:
     )
 
 
+@document_parameters(
+    mixing="α: the share of an up-to-date model in the new global model",
+    staleness="how the weight of a late reply is reduced",
+    rho="ρ: the weight of the proximal term",
+    max_staleness="the largest age of a reply in versions",
+)
 def FedAsync(
     mixing: float = 0.6,
     staleness: Literal["constant", "polynomial", "hinge"] | StalenessDiscount = "polynomial",
@@ -89,6 +95,12 @@ def FedAsync(
     )
 
 
+@document_parameters(
+    buffer_size="K: updates per step of the global model",
+    server_step="η_g: the step size of the server",
+    a="a: how quickly a late reply loses weight",
+    max_staleness="the largest age of a reply in versions",
+)
 def FedBuff(buffer_size: int = 10, server_step: float = 1.0, a: float = 0.5, max_staleness: int = 100) -> Algorithm:
     """Update the global model every ``buffer_size`` updates: w̃ ← w̃ + η_g·mean of s(staleness)·Δ_k, s(d) = 1/√(1+d).
 

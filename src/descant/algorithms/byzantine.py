@@ -8,11 +8,17 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from ..core.algorithm import Aggregate, AggregateResult, Algorithm, ComputeWeights, Metrics
-from ..core.settings import check_settings, setting
+from ..core.settings import check_settings, document_parameters, setting
 
 _MAX_SCALE = 1e30  # a value that is not finite would be rejected by validation
 
 
+@document_parameters(
+    base="the method to wrap",
+    count="how many parties are Byzantine",
+    scale="the factor on their models",
+    claimed_reward="the reward that they claim; None: the true one",
+)
 def ByzantineParties(
     base: Algorithm, count: int = 1, scale: float = 1.0, claimed_reward: float | None = None
 ) -> Algorithm:

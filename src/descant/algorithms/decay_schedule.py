@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..core.algorithm import Algorithm, TuneContext, TuneResult
-from ..core.settings import check_settings, setting
+from ..core.settings import check_settings, document_parameters, setting
 from ..errors import SettingError
 from .components import fixed_hyper
 from .fedavg import FedAvg
@@ -31,6 +31,7 @@ class DecayTuner:
         return TuneResult(replace(hyper, lr=lr, work=work), context.tuner_state)
 
 
+@document_parameters(DecayTuner, base="the method to wrap")
 def DecaySchedule(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
     lr_factor: float = 1.0,

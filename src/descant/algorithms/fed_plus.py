@@ -15,7 +15,7 @@ from torch import Tensor
 from ..aggregation.aggregators import CoordinateMedian, Mean
 from ..aggregation.penalties import HalfSquare, Norm1, Norm2, Penalty
 from ..core.algorithm import Aggregate, AggregateResult, Algorithm, Hyper, LossTerm, TuneContext, TuneResult
-from ..core.settings import Schedule, setting
+from ..core.settings import Schedule, document_parameters, setting
 from ..errors import SettingError
 from .components import (
     DistanceTerm,
@@ -32,6 +32,14 @@ from .fedavg import FedAvg
 AggregateOver = Literal["active", "all"]
 
 
+@document_parameters(
+    FedPlusStep,
+    ProximalAnchor,
+    MixedStart,
+    Algorithm,
+    penalty="the penalty φ of aggregate and anchor",
+    name="the name in tables",
+)
 def FedPlus(
     penalty: Penalty = HalfSquare(),  # noqa: B008  a frozen value
     alpha: Schedule = 0.01,
@@ -70,6 +78,7 @@ class PenaltyAggregator:
         return self.penalty.center(self.rho)(models, weights)
 
 
+@document_parameters(FedPlusStep, ProximalAnchor, MixedStart, Algorithm)
 def FedAvgPlus(
     alpha: Schedule = 0.01, rho: float = 1000.0, init_mix: float = 0.0, aggregate_over: AggregateOver = "active"
 ) -> Algorithm:
@@ -77,6 +86,7 @@ def FedAvgPlus(
     return FedPlus(HalfSquare(), alpha, rho, init_mix=init_mix, aggregate_over=aggregate_over, name="FedAvgPlus")
 
 
+@document_parameters(FedPlusStep, ProximalAnchor, MixedStart, Algorithm)
 def FedGeoMedPlus(
     alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.0, aggregate_over: AggregateOver = "active"
 ) -> Algorithm:
@@ -87,6 +97,7 @@ def FedGeoMedPlus(
     )
 
 
+@document_parameters(FedPlusStep, ProximalAnchor, MixedStart, Algorithm)
 def FedCoMedPlus(
     alpha: Schedule = 0.01, rho: float = 10.0, init_mix: float = 0.0, aggregate_over: AggregateOver = "active"
 ) -> Algorithm:
@@ -100,6 +111,7 @@ def FedCoMedPlus(
     )
 
 
+@document_parameters(FedPlusStep, FixedMixAnchor, MixedStart, Algorithm, aggregate="the aggregator")
 def FedPlusFixed(
     gamma: Schedule | tuple[float, ...] | Tensor | PerLayer = 0.5,
     aggregate: Aggregate = Mean(),  # noqa: B008  a frozen value
@@ -120,6 +132,11 @@ def FedPlusFixed(
     )
 
 
+@document_parameters(
+    penalty="B: the distance between personal and global model",
+    aggregate="C: the aggregator",
+    alpha="α: the weight of the distance in the loss",
+)
 def FedPlusV1(
     penalty: Penalty = HalfSquare(),  # noqa: B008  a frozen value
     aggregate: Aggregate = Mean(),  # noqa: B008  a frozen value
@@ -166,6 +183,7 @@ class StepToMean:
         return torch.lerp(models, global_model.expand_as(models), s)
 
 
+@document_parameters(StepToMean)
 def L2GD(lam: float = 0.1, p: float = 0.1) -> Algorithm:
     """The local-global mixture of Hanzely & Richtárik (2020) in rounds (v1 Remark 1). Not from the Fed+ papers: λ, p.
 

@@ -15,7 +15,7 @@ from ..aggregation.aggregators import CoordinateMedian as CoordinateMedianAggreg
 from ..aggregation.aggregators import GeometricMedian, Mean
 from ..aggregation.penalties import HalfSquare
 from ..core.algorithm import Algorithm, LossTerm
-from ..core.settings import Schedule
+from ..core.settings import Schedule, document_parameters
 from .components import (
     DistanceTerm,
     MixedStart,
@@ -32,6 +32,10 @@ from .components import (
 from .participation import all_parties
 
 
+@document_parameters(
+    weights="the weight of a reply: by its samples, or uniform (ERRATA 16)",
+    normalize="weights are shares of the selected parties' samples, or of the total (ERRATA 6)",
+)
 def FedAvg(weights: WeightsName = "samples", normalize: Normalize = "selected") -> Algorithm:
     """Federated averaging: train from the global model, then average (v2 §5.4.2; Tuor et al. 2021, eq. (3)).
 
@@ -86,6 +90,9 @@ def local_baseline(
     )
 
 
+@document_parameters(
+    mu="μ: the weight of the proximal term", weights="the weight of a reply: by its samples, or uniform (ERRATA 16)"
+)
 def FedProx(mu: Schedule = 0.01, weights: WeightsName = "samples") -> Algorithm:
     """FedAvg with μ/2·‖w - w̃‖² added to every loss (v2 §5.4.5, v1 Proposition 1). Not from the Fed+ papers: μ=0.01.
 
@@ -96,6 +103,10 @@ def FedProx(mu: Schedule = 0.01, weights: WeightsName = "samples") -> Algorithm:
     return replace(FedAvg(), name="FedProx", terms=terms, compute_weights=weight_function(weights, "FedProx"))
 
 
+@document_parameters(
+    smoothing="the smoothing of the geometric median",
+    weights="the weight of a reply: by its samples, or uniform (ERRATA 16)",
+)
 def RFA(smoothing: float = 1e-6, weights: WeightsName = "samples") -> Algorithm:
     """FedAvg with the geometric median in place of the mean (v2 §5.4.3, v1 Proposition 2)."""
     aggregate = GeometricMedian(smoothing)

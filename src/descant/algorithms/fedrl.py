@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, ComputeWeights, Metrics, TuneContext, TuneResult
-from ..core.settings import check_settings, setting
+from ..core.settings import check_settings, document_parameters, setting
 from ..errors import SettingError
 from .components import fixed_hyper, uniform_weights
 from .fedavg import FedAvg
@@ -23,6 +23,14 @@ from .fedavg import FedAvg
 RewardMode: TypeAlias = Literal["normalize", "shift", "softmax"]
 
 
+@document_parameters(
+    weights="how much each agent's model counts",
+    mode="how rewards become weights: as they are, less the lowest, or by softmax",
+    beta="β of softmax, per unit of reward",
+    period="the work of the first round; None: the solver's own",
+    factor="the factor on the work from round to round",
+    total="the work after which training ends; None: no limit",
+)
 def FedRL(
     weights: Literal["reward", "uniform", "max"] = "reward",
     mode: RewardMode = "normalize",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..aggregation.penalties import HalfSquare
 from ..core.algorithm import Algorithm, LossContext, LossTerm
-from ..core.settings import setting
+from ..core.settings import document_parameters, setting
 from ..models.flat import Net, Unbound, bind
 from .components import ServerStep, keep_trained_models, uniform_weights
 from .fedavg import FedAvg, FedProx
@@ -57,6 +57,7 @@ class PrivateModel:
         return torch.cat([mixed, party_state.get("statistics", row[len(private) :])])
 
 
+@document_parameters(lam="λ: how strongly the private model is pulled toward the global model")
 def Ditto(lam: float = 0.1) -> Algorithm:
     """FedAvg with a private model for each party, pulled toward the global model by λ/2·‖v - w̃‖²."""
     term = LossTerm("ditto", DittoTerm(lam), initial_values=copy_received)
@@ -74,12 +75,17 @@ class MixtureTerm:
         return context.loss(context.apply(mixture, context.x), context.y).mean()
 
 
+@document_parameters(share="a: the share of the private model in the mixture")
 def APFL(share: float = 0.5) -> Algorithm:
     """FedAvg with a private model for each party, trained and used in a mixture with w; a is fixed, not adapted."""
     term = LossTerm("mixture", MixtureTerm(share), initial_values=copy_received)
     return replace(FedAvg(), name="APFL", terms=(term,), personal_model=PrivateModel("mixture", share))
 
 
+@document_parameters(
+    lam="λ: how strongly the personal model is pulled toward the global model",
+    server_step="βηλ: the step of the global model toward the mean",
+)
 def pFedMe(lam: float = 1.0, server_step: float = 0.5) -> Algorithm:
     """Moreau-envelope personalization: parties keep argmin f_k(θ) + λ/2·‖θ - w̃‖², with one local round (R=1).
 
@@ -105,6 +111,7 @@ class LastLayer(Unbound):
         return tuple(name for name in layers if name.rpartition(".")[0] == owner)
 
 
+@document_parameters(layers="name patterns of the private layers; by default the last layer")
 def FedPer(layers: tuple[str, ...] | Unbound = LastLayer()) -> Algorithm:  # noqa: B008  a frozen value
     """FedAvg that keeps the tensors whose names match ``layers`` at their party: by default the last layer.
 
@@ -143,6 +150,10 @@ class UnboundHeadFirst(Unbound):
         return HeadFirstSchedule(ranges, self.head_share)
 
 
+@document_parameters(
+    layers="name patterns of the private layers; by default the last layer",
+    head_share="the share of the local steps that train the private layers",
+)
 def FedRep(layers: tuple[str, ...] | Unbound = LastLayer(), head_share: float = 0.5) -> Algorithm:  # noqa: B008
     """FedPer that trains its private layers first, then, with these frozen, the shared layers.
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from ..errors import SettingError
 
+Documented = TypeVar("Documented", bound=Callable[..., Any])
 Schedule: TypeAlias = float | Callable[[int, str], float]
 """A number, or a function of (round, party): v1's α of party n in round k."""
 
@@ -69,6 +71,34 @@ def setting(default: Any = dataclasses.MISSING, help: str = "", **rules: Any) ->
     limits = tuple((signs[name], bound) for name, bound in rules.items() if name in signs)
     others = {name: rule for name, rule in rules.items() if name not in signs}
     return dataclasses.field(default=default, metadata={"help": help, "limits": limits, **others})
+
+
+def document_parameters(*records: type, **meanings: str) -> Callable[[Documented], Documented]:
+    """Decorate a function or a record of settings: append a "Parameters" section to its docstring, for `help()`.
+
+    A meaning is the help of a field of that name, of the record itself or of one of ``records``, or a keyword here.
+
+    >>> @document_parameters(rho="the radius")
+    ... def ball(rho: float = 1.0) -> float:
+    ...     "Return the volume of a ball."
+    >>> print(ball.__doc__)
+    Return the volume of a ball.
+    <BLANKLINE>
+    Parameters
+    ----------
+    rho:
+        the radius
+    """
+
+    def decorate(target: Documented) -> Documented:
+        sources = [record for record in (*records, target) if dataclasses.is_dataclass(record)]
+        helps = [(field.name, field.metadata.get("help")) for record in sources for field in dataclasses.fields(record)]
+        known = {name: text for name, text in helps if text} | meanings
+        lines = [f"{name}:\n    {known[name]}" for name in inspect.signature(target).parameters if name in known]
+        target.__doc__ = "\n".join([inspect.cleandoc(target.__doc__ or ""), "", "Parameters", "----------", *lines])
+        return target
+
+    return decorate
 
 
 def check_settings(record: Any, owner: str | None = None) -> None:

@@ -9,10 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..core.algorithm import Algorithm, ProxySettings
+from ..core.settings import document_parameters
 from ..errors import SettingError
 from .selection import Selection
 
 
+@document_parameters(
+    Selection, ProxySettings, base="the method to wrap", selection="the selection of the rows, instead of share"
+)
 def CoresetProxies(
     base: Algorithm, share: float | None = None, selection: Selection | None = None, work: int | None = None
 ) -> Algorithm:
@@ -20,8 +24,8 @@ def CoresetProxies(
 
     A party deposits a coreset when it comes for the first time and when it returns: a ``share`` of its rows (5 %), or
     as a ``selection`` says. While the party is away a proxy trains on it with the same solver and terms for τ′ =
-    ``work`` units (None: τ), and counts with |D_i| as the party last reported it. A party that never came does not count
-    (ERRATA 34).
+    ``work`` units (None: τ), and counts with |D_i| as the party last reported it. A party that never came does not
+    count (ERRATA 34).
 
     A proxy starts each round where its party would: at the global model (ERRATA 33), or, in methods such as Fed+ whose
     parties continue from personal models, at w_k as last reported, pulled to R(w̃, w_k). From the global model it would

@@ -18,7 +18,7 @@ from ..algorithms.fed_plus import PenaltyAggregator
 from ..algorithms.fedavg import FedAvg
 from ..core import seeds
 from ..core.algorithm import Aggregate, Algorithm, Hyper, Participation, ParticipationContext
-from ..core.settings import check_settings, setting
+from ..core.settings import check_settings, document_parameters, setting
 from ..errors import SettingError
 from .gaussian_mechanism import NoiseSource, PrivacySettings
 
@@ -29,6 +29,7 @@ _WEIGHTS_OBJECTION = (
 )
 
 
+@document_parameters(PrivacySettings, base="the method to wrap")
 def CentralDP(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
     clip: float | None = 1.0,
@@ -63,6 +64,7 @@ def CentralDP(
     )
 
 
+@document_parameters(PrivacySettings, base="the method to wrap")
 def LocalDP(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
     clip: float | None = 1.0,

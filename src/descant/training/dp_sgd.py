@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core import seeds
 from ..core.algorithm import Hyper, Loss, LossTerm, NamedTensors
 from ..core.interfaces import EvaluationJob, EvaluationResult, TrainJob, TrainResult
-from ..core.settings import check_settings, setting
+from ..core.settings import check_settings, document_parameters, setting
 from ..errors import ModelError, SettingError
 from ..models.flat import Net
 from ..parties.population import Party
@@ -29,6 +29,7 @@ _SECRET = "noise.secret"  # a key of the party state
 _MAX_GRADIENT_NUMBERS = 2**24  # numbers of per-sample gradients in memory at once
 
 
+@document_parameters()
 @dataclass(frozen=True)
 class DpSgd:
     """SGD with (ε, δ)-differential privacy for each sample of a party; ε is computed by `dp-accounting`.

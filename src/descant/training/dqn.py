@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ..core.algorithm import Hyper, Loss, LossTerm, NamedTensors
 from ..core.interfaces import EvaluationJob, EvaluationResult, TrainJob, TrainResult
 from ..core.metrics import EPISODE_RETURN, Metric
-from ..core.settings import check_settings, setting
+from ..core.settings import check_settings, document_parameters, setting
 from ..models.flat import Net
 from .agent_training import (
     ENVIRONMENT_STATE,
@@ -43,6 +43,7 @@ from .stacked_forward import KeyedUniform, StackedForward
 _TARGET_NETWORK = "agent.target_network"
 
 
+@document_parameters(optimizer="the torch optimizer, by name or class", options="its other arguments, such as momentum")
 @dataclass(frozen=True)
 class Dqn:
     """Deep Q-learning: each agent acts in its environment for some steps and learns from its replay buffer.

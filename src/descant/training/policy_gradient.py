@@ -18,7 +18,7 @@ from ..core import seeds
 from ..core.algorithm import Hyper, Loss, LossTerm, NamedTensors
 from ..core.interfaces import EvaluationJob, EvaluationResult, TrainJob, TrainResult
 from ..core.metrics import EPISODE_RETURN, Metric
-from ..core.settings import check_settings, setting
+from ..core.settings import check_settings, document_parameters, setting
 from ..models.flat import Net
 from ..rl import VectorEnvironment
 from .agent_training import (
@@ -37,6 +37,7 @@ from .rl_losses import ClippedSurrogate, log_softmax
 from .stacked_forward import KeyedUniform, StackedForward
 
 
+@document_parameters(optimizer="the torch optimizer, by name or class", options="its other arguments, such as momentum")
 @dataclass(frozen=True)
 class PolicyGradient:
     """Policy gradient: each agent plays episodes, then makes actions with a positive advantage more likely; repeatedly.

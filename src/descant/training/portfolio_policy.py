@@ -21,7 +21,7 @@ from ..core.algorithm import Hyper, Loss, LossTerm, NamedTensors
 from ..core.interfaces import EvaluationJob, EvaluationResult, TrainJob, TrainResult
 from ..core.messages import REAL_ONLY
 from ..core.metrics import ANNUAL_RETURN, Metric
-from ..core.settings import check_settings, setting
+from ..core.settings import check_settings, document_parameters, setting
 from ..errors import DescantWarning, PartyError
 from ..models.flat import Net
 from ..portfolio.desk import Desk
@@ -43,6 +43,7 @@ _WEIGHTS_KEY = "desk.weights"
 _GENERATOR_KEY = "desk.generator"
 
 
+@document_parameters(optimizer="the torch optimizer, by name or class", options="its other arguments, such as momentum")
 @dataclass(frozen=True)
 class Trader:
     """Portfolio training: each desk learns weights from batches of consecutive real and synthetic days.

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..core import seeds
 from ..core.algorithm import Hyper, Loss, LossTerm, Metrics, NamedTensors
 from ..core.interfaces import EvaluationJob, EvaluationResult, TrainJob, TrainResult
-from ..core.settings import check_settings, setting
+from ..core.settings import check_settings, document_parameters, setting
 from ..errors import SettingError
 from ..models.flat import Net
 from ..parties.population import Party
@@ -39,6 +39,7 @@ from .stacked_gradient import LOOPED, SINGLE, STACKED, VECTORIZED, supports_fuse
 from .stacked_optimizer import check_elementwise, grouping_key, is_plain_sgd, optimizer_factory
 
 
+@document_parameters(optimizer="the torch optimizer, by name or class", options="its other arguments, such as momentum")
 @dataclass(frozen=True)
 class Sgd:
     """SGD: each party takes steps or epochs on its own data, τ steps of Tuor et al. (2021), eq. (2).

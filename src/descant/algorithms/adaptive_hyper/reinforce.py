@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from ...core.algorithm import Algorithm, TuneContext, TuneResult
-from ...core.settings import check_settings, setting
+from ...core.settings import check_settings, document_parameters, setting
 from ...errors import SettingError
 from ..components import fixed_hyper, keep_global_model
 from ..fedavg import FedAvg
@@ -311,6 +311,7 @@ def _grid(name: str, given: Any) -> tuple[Any, ...] | None:
     return None if given is None else tuple(given)
 
 
+@document_parameters(ReinforceTuner, _LossSamplesSetting, base="the method to wrap")
 def AdaptiveHyper(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
     lr: Sequence[float] | None = DEFAULT_LR_GRID,

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...core.algorithm import Algorithm, LossContext, LossTerm
-from ...core.settings import Schedule, setting
+from ...core.settings import Schedule, document_parameters, setting
 from ...errors import ModelError
 from ...models.flat import Net, Unbound
 from ...models.matching_layers import CACHE_LINE, MatchingLayer, MatchingLoss, Reduction
@@ -79,6 +79,12 @@ class UnboundMatching(Unbound):
         )
 
 
+@document_parameters(
+    base="the method to wrap",
+    coefficient="the factor of the matching loss",
+    reduction="the mean or the sum of squared differences (ERRATA 5)",
+    points="names of the matched layers; None: points of interest are found by tracing",
+)
 def RepresentationMatching(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
     coefficient: Schedule = 0.1,
@@ -135,6 +141,12 @@ class EntropyTerm:
         return (min_entropy - (entropies.mean() if self.granularity == "batch" else entropies)).clamp(min=0).mean()
 
 
+@document_parameters(
+    base="the method to wrap",
+    min_entropy="H_min in nats; None: by the number of classes",
+    coefficient="the factor of the entropy term",
+    granularity="apply H_min to each sample or to the batch's mean (ERRATA 8)",
+)
 def EntropyRegularization(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
     min_entropy: float | None = None,
@@ -155,6 +167,7 @@ def divergence_term(context: LossContext) -> Tensor:
     return (context.w - context.received).square().sum()
 
 
+@document_parameters(base="the method to wrap", coefficient="the factor of the squared divergence")
 def WeightDivergence(base: Algorithm = FedAvg(), coefficient: Schedule = 0.01) -> Algorithm:  # noqa: B008
     """Wrap a method to penalize divergence from the received weights: FA+WD of §4.
 

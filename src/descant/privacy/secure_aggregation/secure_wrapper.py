@@ -11,11 +11,12 @@ from dataclasses import replace
 from ...algorithms.components import keep_global_model, sample_weights, uniform_weights
 from ...algorithms.fedavg import FedAvg
 from ...core.algorithm import Algorithm, SecureSettings
-from ...core.settings import check_settings
+from ...core.settings import check_settings, document_parameters
 from ...errors import SettingError
 from ..dp_wrappers import aggregator_name, is_mean
 
 
+@document_parameters(SecureSettings, base="the method to wrap")
 def SecureAggregation(
     base: Algorithm = FedAvg(),  # noqa: B008  a frozen value
     min_parties: int = 3,
