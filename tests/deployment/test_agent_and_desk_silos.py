@@ -302,7 +302,7 @@ def test_an_agent_is_rejected_among_parties_with_rows(tmp_path: Path) -> None:
 def test_agents_with_different_actions_cannot_share_a_federation(tmp_path: Path) -> None:
     description = {"observations": [4], "actions": 2, "test_count": 2}
     remote_population({"a": description, "b": {**description, "test_count": 9}})
-    with pytest.raises(PartyError, match="They must be alike"):
+    with pytest.raises(PartyError, match="They must agree"):
         remote_population({"a": description, "b": {**description, "actions": 3}})
     lies = [{"actions": 0}, {"observations": [2**40]}, {"actions": "2"}, {"test_count": -1}, {"observations": 4}]
     lies += [
