@@ -1,4 +1,4 @@
-"""The same work by Descant and its peers, side by side in one run (``scripts/bench``). Light to import."""
+"""The same work by Descant and its peers, side by side (``scripts/bench``). Light to import."""
 
 from __future__ import annotations
 

@@ -128,7 +128,8 @@ def to_markdown(results: Sequence[WorkloadResult], pace: TurnSchedule, machine_i
     parts = [
         "# Descant and its peers, side by side",
         f"Descant {__version__} on {machine_info['processor']}, {machine_info['cores']} cores, "
-        f"Python {machine_info['python']}; load {machine_info['load at the start']} at the start. Written by `scripts/bench`.",
+        f"Python {machine_info['python']}; load {machine_info['load at the start']} at the start. "
+        "Written by `scripts/bench`.",
         _about(pace),
     ]
     for result in results:

@@ -66,7 +66,7 @@ def data_note_sentence(note: str) -> str:
 
 
 def inactive_rho(algorithm: Algorithm, max_distances: Sequence[float]) -> Finding | None:
-    """Report a ρ so large that prox(w_k - w̃) was 0 for every party in every round: the method is then the mean."""
+    """Report a ρ so large that prox(w_k - w̃) was always 0: the method is then the mean."""
     bound = rho_bounded_anchor(algorithm)
     known = [distance for distance in max_distances if not math.isnan(distance)]
     if bound is None or not known or max(known) > bound.rho:
