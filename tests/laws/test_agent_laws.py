@@ -60,9 +60,9 @@ def test_agents_of_unlike_age_and_on_disk_are_the_same() -> None:
     """Some take part in a round, so that their clocks differ; and what they remember does not fit in memory."""
 
     def hashed(**rest: Any) -> str:
-        return made(replace(DQN, steps=30), attend=3, **rest).fit(3, progress=False).hash()
+        return made(replace(DQN, steps=30), participation=3, **rest).fit(3, progress=False).hash()
 
-    assert hashed() == hashed(engine=partial(BytesEngine, batch_count=3)) == hashed(budget=0)
+    assert hashed() == hashed(engine=partial(BytesEngine, batch_count=3)) == hashed(memory_budget=0)
 
 
 def test_worker_processes_do_the_same() -> None:

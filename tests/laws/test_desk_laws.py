@@ -199,7 +199,7 @@ def test_a_batch_holds_the_prices_up_to_each_day_and_earns_the_next() -> None:
 def replace_job(job: Any, people: list[Desk]) -> Any:
     memories = [{} for _ in people]
     rest = dict.fromkeys(
-        ("net", "loss", "hyperparameters", "start", "received", "anchor", "alphas", "terms", "hold", "execution_mode")
+        ("net", "loss", "hyperparameters", "start", "received", "anchor", "alphas", "terms", "freeze", "execution_mode")
     )
     return job(parties=people, memories=memories, seed=0, round=1, **rest)
 
@@ -360,9 +360,9 @@ def test_one_by_one_desks_learn_what_they_learn_in_a_stack(kind: str, execution_
 
 def test_desks_of_unlike_age_and_on_disk_are_the_same() -> None:
     def hashed(**rest: Any) -> str:
-        return made(attend=3, **rest).fit(4, progress=False).hash()
+        return made(participation=3, **rest).fit(4, progress=False).hash()
 
-    assert hashed() == hashed(engine=partial(BytesEngine, batch_count=3)) == hashed(budget=0)
+    assert hashed() == hashed(engine=partial(BytesEngine, batch_count=3)) == hashed(memory_budget=0)
 
 
 def test_every_desk_pays_its_own_cost(tmp_path: Path) -> None:

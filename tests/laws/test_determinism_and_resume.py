@@ -185,12 +185,19 @@ def saved(tmp_path: Path) -> Path:
     return run(made("FedAvgPlus"), 1).save(tmp_path / "run")
 
 
+def test_a_checkpoint_of_an_earlier_version_is_rejected_in_one_sentence(saved: Path) -> None:
+    manifest = json.loads((saved / "state.json").read_text())
+    (saved / "state.json").write_text(json.dumps({**manifest, "version": manifest["version"] - 1}))
+    with pytest.raises(StateError, match="was written by an earlier version of Descant, whose format this version"):
+        made("FedAvgPlus").load(saved)
+
+
 def test_a_run_of_another_federation_is_refused(saved: Path) -> None:
     with pytest.raises(StateError, match="another federation: seed 7, here 8"):
         made("FedAvgPlus", seed=8).load(saved)
     with pytest.raises(StateError, match=r"algorithm.name 'FedAvgPlus', here 'FedAvg'"):
         made("FedAvg").load(saved)
-    with pytest.raises(StateError, match=r"algorithm.pull.alpha 1.0, here 0.5"):
+    with pytest.raises(StateError, match=r"algorithm.proximal_step.alpha 1.0, here 0.5"):
         Federation(
             network(), classification_parties(5), algorithms.FedAvgPlus(0.5, 2.0), lr=0.1, steps=3, batch=4, seed=7
         ).load(saved)

@@ -161,7 +161,7 @@ def test_an_algorithm_may_allow_staleness_and_replays_are_found_all_the_same() -
 
 
 def test_a_private_tensor_is_refused() -> None:
-    refusal = admit(good(), opened(private=("2.weight",)))
+    refusal = admit(good(), opened(private_layers=("2.weight",)))
     assert refusal is not None
     assert (refusal.tensor, refusal.reason) == ("2.weight", "private tensor")
 
@@ -188,7 +188,7 @@ def run(fault: Fault | None, absent: tuple[str, ...] = (), rounds: int = 3) -> F
         network(), classification_parties(5), algorithms.FedAvgPlus(alpha=1.0), solver=solver, engine=engine
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*reports were refused", category=DescantWarning)
+        warnings.filterwarnings("ignore", message=".*replies were rejected", category=DescantWarning)
         return fed.fit(rounds, progress=False)
 
 
@@ -209,7 +209,7 @@ def test_a_replay_changes_nothing() -> None:
 def test_a_refusal_is_told_once() -> None:
     engine = partial(BytesEngine, tamper=poisoned)
     fed = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4, engine=engine)
-    with pytest.warns(DescantWarning, match=r"1 of 5 reports were refused, the first: round 1, party '1'") as told:
+    with pytest.warns(DescantWarning, match=r"1 of 5 replies were rejected, the first: round 1, party '1'") as told:
         fed.fit(3, progress=False)
     assert len(told) == 1 and len(fed.rejections_) == 3
     again = Federation(
@@ -284,7 +284,7 @@ def all_bad(report: Reply) -> Sequence[Reply]:
 
 
 def test_a_round_in_which_all_are_refused_leaves_the_model_unchanged_and_says_so() -> None:
-    with pytest.warns(DescantWarning, match=r"Round 1: no report was accepted: the model is unchanged .*absurd sample"):
+    with pytest.warns(DescantWarning, match=r"Round 1: no reply was accepted: the model is unchanged .*absurd sample"):
         fed = run(all_bad, rounds=1)
     assert torch.equal(fed.state.global_model, fed.state.initial_model)
     assert fed.state.personal_models.names() == []
@@ -341,7 +341,7 @@ def test_what_is_no_report_is_told_and_the_round_goes_on() -> None:
             return [None, "x", {}, replace(good(), party=["1"]), *super().collect(timeout)]  # type: ignore[list-item, arg-type]
 
     fed = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4, engine=Chatty)
-    with pytest.warns(DescantWarning, match="4 of 5 reports were refused"):
+    with pytest.warns(DescantWarning, match="4 of 5 replies were rejected"):
         fed.fit(1, progress=False)
     assert fed.history_[-1]["accepted"] == 5
     plain = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4).fit(
@@ -415,7 +415,7 @@ def silent(report: Reply) -> Sequence[Reply]:
 
 def test_a_party_that_never_answers_is_lost_and_named() -> None:
     fed = run(silent, rounds=1)
-    assert [str(refusal) for refusal in fed.rejections_] == ["round 1, party '1': lost: no answer before the deadline"]
+    assert [str(refusal) for refusal in fed.rejections_] == ["round 1, party '1': lost: no reply before the deadline"]
 
 
 def test_a_party_whose_data_fails_is_named_and_the_others_go_on() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import __version__
 from ..core.interfaces import Store
 from ..core.settings import to_json_values
-from ..errors import StateError
+from ..errors import StateError, earlier_format_error
 from ..parties.fingerprints import data_fingerprints, tensor_fingerprint
 from ..serialization.wire import unshare_storage
 from ..storage import PartyStore, atomic, check_replaceable, write_errors
@@ -31,7 +31,7 @@ from .plan import Plan
 from .state import NEVER_SEEN, LocalScores, State, pad_for_parties
 from .validation import Rejection
 
-_VERSION = 2
+_VERSION = 3  # 2: before the renaming of files and keys
 _FILES = (
     "state.json",
     "state-*.json",
@@ -202,6 +202,8 @@ def load(
     """
     try:
         manifest = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        if manifest.get("version", _VERSION) in range(_VERSION):
+            raise earlier_format_error(folder)
         _check_identity(
             folder, manifest, _identity(replace(plan, population=plan.population.at_round(manifest["round"])))
         )
