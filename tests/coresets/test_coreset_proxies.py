@@ -206,7 +206,7 @@ def test_stand_ins_are_on_record_and_in_the_picture(tmp_path: Path) -> None:
     with Run.start(tmp_path / "run", fed) as run:
         for _ in run.rounds(4, score_every=1):
             pass
-        run.log("local", round=4, own=dict.fromkeys(people.names, 0.5), series={})
+        run.log("local", round=4, personal=dict.fromkeys(people.names, 0.5), series={})
     assert presence(fed) == ["ppp", "ppp", "psp", "psp"] and [e["proxied"] for e in fed.history_] == [0, 0, 1, 1]
     held = read_run(tmp_path / "run").numbers
     assert held.proxied.tolist() == [[c == "s" for c in letters] for letters in presence(fed)]
@@ -315,7 +315,7 @@ def test_who_cannot_be_stood_in_for_is_named_and_the_others_go_on(
     else:
         (tmp_path / "key").unlink()
         vault.__dict__.pop("with_key")
-    with pytest.warns(DescantWarning, match="[12] of 5 reports were refused, the first: round 4, party '1'"):
+    with pytest.warns(DescantWarning, match="[12] of 5 replies were rejected, the first: round 4, party '1'"):
         ran(fed, 1)
     assert presence(fed)[-1] == ("papap" if fault == "no key" else "papsp")
     assert fed.history_[-1]["change"] > 0
@@ -501,7 +501,7 @@ def test_coresets_that_were_not_left_are_not_told_as_updates_that_were_refused(t
         assert [result.rejected for result in study.results] == [0, 0] and "refused" not in study.verdict()
         (told,) = (text for text in study.findings() if "coresets" in text)
         assert told.startswith(
-            "4 coresets of FedAvg+stand-ins were missing, or rejected by the vault. The first: round 1"
+            "4 coresets of FedAvg+proxies were missing, or rejected by the vault. The first: round 1"
         )
         assert "updates" not in "".join(study.findings())
 
@@ -518,7 +518,7 @@ def falsified(change: Callable[[bytes], bytes], party: str) -> partial[BytesEngi
 @pytest.mark.parametrize(
     ("change", "told", "letters"),
     [
-        (lambda sealed: sealed + bytes(10**6), "its sealed coreset is too large", "p.ppp"),
+        (lambda sealed: sealed + bytes(10**6), "its encrypted coreset is too large", "p.ppp"),
         (lambda sealed: sealed[:-3], "its coreset was not accepted", "ppppp"),
         (lambda sealed: b"", "its coreset was not accepted: These bytes are no encrypted coreset", "ppppp"),
     ],
@@ -633,7 +633,7 @@ def test_the_rows_that_would_leave_are_shown_before_they_do(tmp_path: Path) -> N
     values = [[row[str(column)] for column in range(64)] for row in found["rows"]]
     torch.testing.assert_close(torch.tensor(values), chosen.coreset.x)
     shown = preview(tmp_path / "tiny.toml", "2")
-    assert shown.exit_code == 1 and "tiny has no stand-ins: nothing would leave" in shown.stderr
+    assert shown.exit_code == 1 and "tiny has no coreset proxies: nothing would leave" in shown.stderr
 
 
 def test_a_preview_is_of_the_method_that_has_stand_ins(tmp_path: Path) -> None:
@@ -655,8 +655,8 @@ def test_a_preview_is_of_the_method_that_has_stand_ins(tmp_path: Path) -> None:
         assert shown.exit_code == 0, shown.output
         assert len(json.loads(shown.stdout)["rows"]) == round(share * party.samples)
     for arguments, told in (
-        (["2"], "leave unlike coresets. Say which: --method 'half', 'all'"),
-        (["2", "--method", "fedavg"], "fedavg has no stand-ins"),
+        (["2"], "select different coresets. Choose one: --method 'half', 'all'"),
+        (["2", "--method", "fedavg"], "fedavg has no coreset proxies"),
         (["2", "--method", "hlaf"], "There is no algorithm 'hlaf'"),
     ):
         shown = preview(tmp_path / "two.toml", *arguments)

@@ -450,7 +450,7 @@ def test_who_is_refused_counts_as_no_change() -> None:
     spoilt = federation(central(clip=1e9, noise=0.0), engine=partial(BytesEngine, tamper=spoil))
     whole = federation(PLAIN, engine=partial(BytesEngine, absent=("1",)))
     first = row(whole).clone()
-    with pytest.warns(DescantWarning, match="1 of 6 reports were refused"):
+    with pytest.warns(DescantWarning, match="1 of 6 replies were rejected"):
         spoilt.fit(1, progress=False)
     whole.fit(1, progress=False)
     torch.testing.assert_close(row(spoilt) - first, (row(whole) - first) * 5 / 6)

@@ -172,53 +172,54 @@ def test_a_letter_that_is_made_in_a_file_is_the_same_letter() -> None:
 
 DRIVER = """
 import sys, torch
-from descant import Federation, Sgd, algorithms, problems
-from descant.core.algorithm import Report, Task
+from descant import Federation, Sgd, algorithms, models
+from descant.core.messages import Reply, Task
 from descant.engines.remote import Silos
-from descant.parties.remote_parties import elsewhere
+from descant.parties.remote_parties import remote_population
 from descant.tracking import Run
-from descant.deployment.server.training_session import BUDGET
-from descant.storage.party_state import give_back_at_once
-from descant.serialization.wire import pack_beyond, unpack
+from descant.deployment.server.training_session import MEMORY_BUDGET
+from descant.storage.party_state import release_memory_eagerly
+from descant.serialization.wire import pack_or_spill, unpack
 
-class Echo:  # a post whose parties have learned nothing; no letter and no answer is in memory
+class EchoTransport:  # its parties return the global model; no task and no reply is in memory
     def __init__(self):
-        self.answers = {}
+        self.replies = {}
 
-    def here(self):
+    def connected_parties(self):
         return {"a": "first", "b": "first", "c": "first"}
 
-    def left(self):
+    def departed_parties(self):
         return ()
 
-    def send(self, party, letter, seconds):
-        task = unpack(letter, Task)
-        arrays = self.layout.split(task.arrays["center"])
-        report = Report(party, task.round, "train", arrays=arrays, metrics={"samples": 8, "loss": 1.0})
-        self.answers[party] = pack_beyond(0, report)
+    def send(self, party, payload, ttl):
+        task = unpack(payload, Task)
+        arrays = self.layout.split(task.arrays["global_model"])
+        reply = Reply(party, task.round, "train", arrays=arrays, metrics={"samples": 8, "loss": 1.0})
+        self.replies[party] = pack_or_spill(0, reply)
         return party
 
-    def fetch(self, numbers, most):
-        return {number: self.answers.pop(number) for number in numbers}
+    def fetch_replies(self, message_ids, max_bytes):
+        return {message_id: self.replies.pop(message_id) for message_id in message_ids}
 
-    def drop(self, numbers):
+    def discard(self, message_ids):
         pass
 
-def trained(width, folder):
-    said = {"x": [width], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 8, "tested": 0}
-    post, people = Echo(), elsewhere(dict.fromkeys("abc", said))
-    settings = {"solver": Sgd(steps=1, batch=2), "engine": Silos(post, say=print), "budget": BUDGET}
-    fed = Federation(lambda: problems.mlp(width, 10, (width,) * 4), people, algorithms.FedAvg(), **settings)
-    post.layout = fed.plan_.net.layout
+def train(width, folder):
+    description = {"x": [width], "x_dtype": "float32", "y": [], "y_dtype": "int64", "samples": 8, "test_count": 0}
+    transport = EchoTransport()
+    population = remote_population(dict.fromkeys("abc", description))
+    settings = {"solver": Sgd(steps=1, batch=2), "engine": Silos(transport, log=print), "memory_budget": MEMORY_BUDGET}
+    fed = Federation(lambda: models.mlp(width, 10, (width,) * 4), population, algorithms.FedAvg(), **settings)
+    transport.layout = fed.plan_.net.layout
     with Run.start(folder, fed, "", "always") as run:
         for _ in run.rounds(2):
             pass
 
-give_back_at_once()
-trained(10, sys.argv[1] + "/small")  # whatever is imported late is there
+release_memory_eagerly()
+train(10, sys.argv[1] + "/small")  # late imports are done here
 print("small", flush=True)
 sys.stdin.readline()
-trained(1581, sys.argv[1] + "/large")
+train(1581, sys.argv[1] + "/large")
 """
 
 

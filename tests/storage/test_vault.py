@@ -849,7 +849,7 @@ def test_the_life_of_a_vault_on_the_command_line(tmp_path: Path, monkeypatch: py
     assert "north  sealed" in shown_all[0] and "destroyed; the log says so" in shown_all[2]
     assert json.loads(descant("list", folder, "--json").stdout)[0]["state"] == "forgotten"
     assert not any(secret[:16] in text for text in shown_all)
-    assert "Nobody was invited" in descant("list", Vault.create(tmp_path / "new", KEY).folder).stdout
+    assert "No party was invited" in descant("list", Vault.create(tmp_path / "new", KEY).folder).stdout
 
 
 def test_what_goes_wrong_on_the_command_line_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -862,8 +862,8 @@ def test_what_goes_wrong_on_the_command_line_is_a_sentence(tmp_path: Path, monke
     PrivateKey.new().write(tmp_path / "other")
     for arguments, says in (
         (("init", folder, "--key", tmp_path / "stray"), "already holds a vault"),
-        (("init", tmp_path / "new"), "Say where the private key is to be: --key FILE"),
-        (("init", tmp_path / "new", "--key", tmp_path / "new" / "key"), "must not lie in the vault"),
+        (("init", tmp_path / "new"), "Say where to put the private key: --key FILE"),
+        (("init", tmp_path / "new", "--key", tmp_path / "new" / "key"), "must not be in the vault"),
         (("init", tmp_path / "new", "--key", tmp_path / "no" / "key"), "cannot be written"),
         (("init", tmp_path, "--key", tmp_path.parent / "k"), "Give a new or an empty folder"),
         (("list", tmp_path), "holds no vault: there is no vault.json in it"),

@@ -68,7 +68,7 @@ class Walk:
     """A solver that costs next to nothing: a step at random, with a memory of the steps before."""
 
     metric = None
-    examine = staticmethod(evaluate_test_sets)
+    evaluate = staticmethod(evaluate_test_sets)
 
     @property
     def hyper(self) -> Hyper:
@@ -692,7 +692,7 @@ def test_refusals_and_notes_are_events(tmp_path: Path) -> None:
             pass
     found = read_run(tmp_path / "run")
     assert [event["event"] for event in found.events].count("rejected") == 2
-    assert "Round 1: no report was accepted" in found.warnings[0]
+    assert "Round 1: no reply was accepted" in found.warnings[0]
     assert found.numbers.participated.sum() == 2 and not found.numbers.accepted.any()
 
 
