@@ -116,7 +116,7 @@ class Population(Mapping[str, Party]):
 
     def at_round(self, round: int) -> Population:
         """Return the parties present in a round, as they were known then."""
-        late = {name for name, behind in self.joined_after.items() if behind >= round}
+        late = {name for name, last_absent in self.joined_after.items() if last_absent >= round}
         if not late & self._sources.keys():
             return self
         present_sources = [
