@@ -298,7 +298,7 @@ def test_forget_keeps_the_counters_of_the_policy(here: Path, joined: list[str]) 
     assert "descant vault forget VAULT north" in output and all(name in output for name in joined)
     assert "always hold" in output and "was not asked" in output
     again = json.loads(run_command("silo", "forget", "north.silo", "--json"))
-    assert again["removed"] == [] and again["kept"] == KEPT and "not requested" in again["server"]
+    assert again["removed"] == [] and again["kept"] == KEPT and "not asked" in again["server"]
 
 
 @pytest.mark.parametrize("known_by", ["keys", "handshake", "both"])
