@@ -309,7 +309,7 @@ def test_an_agent_with_a_failing_environment_is_named_and_the_others_continue(
 ) -> None:
     population = parties.agents("Odd-v0", count=3, options=[{}, {"fault": fault}, {}], test_episodes=2)
     fed = Federation(net(), population, algorithms.FedRL(mode="softmax"), solver=solver)
-    with pytest.warns(DescantWarning, match=rf"{message}.*[^.]\. All are in refusals_\."):
+    with pytest.warns(DescantWarning, match=rf"{message}.*[^.]\. All are in rejections_\."):
         fed.fit(1, progress=False)
     assert [rejection.party for rejection in fed.rejections_] == ["1"] and "agent '1'" in fed.rejections_[0].reason
     assert fed.state.rounds_trained(fed.plan_).tolist() == [1, 0, 1] and fed.history_[-1]["reward"] == -10
