@@ -1,4 +1,4 @@
-"""Stand-ins: with all of a party's data they are the party, with nobody away they are not there, and no row is left."""
+"""Coreset proxies: with all rows they equal the party, without absence they change nothing, and no row is stored in clear."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from descant import Algorithm, Federation, PolicyGradient, Sgd, algorithms, comp
 from descant.algorithms import CoresetProxies, Dropouts, PeriodicParticipation, Timetable
 from descant.cli import app, typer
 from descant.config import read_recipe as read_recipe
-from descant.coresets.selection import SelectedCoreset
 from descant.core.messages import Reply
+from descant.coresets.selection import SelectedCoreset
 from descant.engines import Processes
 from descant.errors import DescantError, DescantWarning, SettingError, StateError
 from descant.parties import Selection
@@ -72,12 +72,9 @@ def vault(tmp_path: Path) -> VaultLocation:
     return VaultLocation(str(tmp_path / "vault"), str(tmp_path / "key"))
 
 
-# ── laws ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("name", STATELESS)
-def test_a_coreset_of_everything_is_the_party_itself(name: str) -> None:
-    """Eq. (5), (6): with C_i = D_i, τ′ = τ, no state at the parties and their own draws, nobody has left (Ideal)."""
+def test_proxy_with_all_rows_equals_its_party(name: str) -> None:
+    """Eq. (5), (6): with C_i = D_i, τ′ = τ, stateless parties and their own draws, the result is Ideal."""
     ideal = ran(made(METHODS[name]()))
     there = ran(made(CoresetProxies(METHODS[name](), share=1.0), AWAY))
     assert presence(there) == ["ppppp", "ppppp", "psppp", "pspsp", "pspsp", "pspsp"]
@@ -87,20 +84,20 @@ def test_a_coreset_of_everything_is_the_party_itself(name: str) -> None:
     assert not torch.equal(gone.state.global_model, ideal.state.global_model)
 
 
-UNSEEN = ("FedPer", "FedRep", "matching", "stragglers")  # only the party has its layers; who is away draws no lot
+UNSEEN = ("FedPer", "FedRep", "matching", "stragglers")  # only the party has its layers; an absent one draws no work
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in UNSEEN])
-def test_in_the_first_round_of_an_absence_that_holds_for_models_of_their_own_too(name: str) -> None:
-    """A stand-in begins where the party would: at the centre, or at w_k where parties go on from it (ERRATA 33)."""
+def test_proxy_with_all_rows_equals_its_party_in_the_first_absent_round(name: str) -> None:
+    """A proxy starts where the party would: at the global model, or at w_k where parties continue from it (ERRATA 33)."""
     ideal = ran(made(METHODS[name]()), 3)
     there = ran(made(CoresetProxies(METHODS[name](), share=1.0), Dropouts({"1": 2})), 3)
     assert presence(there)[-1] == "psppp"
     assert torch.equal(there.state.global_model, ideal.state.global_model)
 
 
-def test_only_those_present_count_without_stand_ins() -> None:
-    """Eq. (4): the last round is that of the parties which are left, with the same centre to begin with."""
+def test_only_present_parties_count_without_proxies() -> None:
+    """Eq. (4): the last round is that of the remaining parties, from the same global model."""
     fed = ran(made(algorithms.FedAvg(), AWAY), 5)
     left = made(algorithms.FedAvg())
     left.population = fed.population.subset(["0", "2", "4"])
@@ -111,7 +108,7 @@ def test_only_those_present_count_without_stand_ins() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_with_no_absence_it_is_the_wrapped_algorithm(name: str) -> None:
+def test_without_absence_proxies_change_nothing(name: str) -> None:
     base = METHODS[name]()
     alone = ran(made(base), 3)
     wrapped = ran(made(CoresetProxies(base)), 3)
@@ -122,8 +119,8 @@ def test_with_no_absence_it_is_the_wrapped_algorithm(name: str) -> None:
         )
 
 
-def test_a_party_that_never_came_changes_nothing() -> None:
-    """ERRATA 34: sums run over those who were ever seen."""
+def test_party_that_never_came_does_not_count() -> None:
+    """ERRATA 34: sums run over the parties that were ever seen."""
     never = Timetable.from_records([{"party": "2", "from": 99}, {"party": "1", "from": 1, "to": 2}])
     fed = ran(made(CoresetProxies(algorithms.FedAvg()), never))
     without = made(CoresetProxies(algorithms.FedAvg()), Dropouts({"1": 2}))
@@ -133,7 +130,7 @@ def test_a_party_that_never_came_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_cut_and_a_stop_never_change_the_result(name: str, tmp_path: Path) -> None:
+def test_batching_and_resuming_never_change_the_result(name: str, tmp_path: Path) -> None:
     algorithm = CoresetProxies(METHODS[name](), share=0.4)
     if name == "stragglers":
         algorithm = replace(algorithm, participation=algorithms.Stragglers(0.5, RETURNS))
@@ -149,8 +146,8 @@ def test_the_cut_and_a_stop_never_change_the_result(name: str, tmp_path: Path) -
         assert ran(made(algorithm).load(tmp_path / str(stop)), ROUNDS - stop).hash() == whole.hash()
 
 
-def test_what_a_party_keeps_waits_for_it() -> None:
-    """Its own model, its moments and how often it came are not touched while a stand-in works."""
+def test_party_state_is_untouched_while_a_proxy_trains() -> None:
+    """Its personal model, its moments and its round count do not change."""
     solver = Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")
     fed = made(CoresetProxies(algorithms.FedAvgPlus(alpha=1.0)), AWAY, solver=solver)
     ran(fed, 2)
@@ -164,8 +161,8 @@ def test_what_a_party_keeps_waits_for_it() -> None:
     assert fed.state.rounds_trained(fed.plan_).tolist() == [5, 2, 5, 3, 5]
 
 
-def test_a_stand_in_begins_at_the_centre_with_its_own_work_and_counts_with_all_samples() -> None:
-    """ERRATA 33, 34: with τ′ = 0 it reports the centre itself, with the weight |D_i|."""
+def test_proxy_starts_at_the_global_model_with_its_own_work_and_counts_all_samples() -> None:
+    """ERRATA 33, 34: with τ′ = 0 it reports the global model itself, with the weight |D_i|."""
     fed = ran(made(CoresetProxies(algorithms.FedAvg(), share=0.3, work=0), Dropouts({"2": 1})), 1)
     before = fed.state.global_model
     rest = made(algorithms.FedAvg(), Dropouts({"2": 1}))
@@ -177,7 +174,7 @@ def test_a_stand_in_begins_at_the_centre_with_its_own_work_and_counts_with_all_s
     torch.testing.assert_close(ran(fed, 1).state.global_model.double(), expected, rtol=0, atol=1e-6)
 
 
-def test_a_return_refreshes_the_coreset_and_memory_does_not_grow_with_the_rounds() -> None:
+def test_return_refreshes_the_coreset_and_state_does_not_grow() -> None:
     fed = made(CoresetProxies(algorithms.FedAvg(), share=0.3), RETURNS)
     sizes = []
     for done in fed.rounds(12):
@@ -191,7 +188,7 @@ def test_a_return_refreshes_the_coreset_and_memory_does_not_grow_with_the_rounds
 
 
 @pytest.mark.parametrize("space", ["embedding", "gradient"])
-def test_other_spaces_see_the_model_that_was_received(space: str, tmp_path: Path) -> None:
+def test_feature_spaces_use_the_received_model(space: str, tmp_path: Path) -> None:
     algorithm = CoresetProxies(algorithms.FedAvg(), selection=Selection(share=0.4, method="k-center", space=space))
     whole = ran(made(algorithm, RETURNS))
     assert not whole.rejections_ and presence(whole)[2][1] == "s"
@@ -199,7 +196,7 @@ def test_other_spaces_see_the_model_that_was_received(space: str, tmp_path: Path
     assert ran(made(algorithm, RETURNS).load(tmp_path / "run"), 2).hash() == whole.hash()
 
 
-def test_stand_ins_are_on_record_and_in_the_picture(tmp_path: Path) -> None:
+def test_proxies_are_recorded_and_plotted(tmp_path: Path) -> None:
     people = parties.digits(count=3, seed=0)
     algorithm = replace(CoresetProxies(algorithms.FedAvg(), share=0.2), participation=Dropouts({"1": 2}))
     fed = Federation(partial(nn.Linear, 64, 10), people, algorithm, lr=0.1, steps=2, batch=10)
@@ -217,14 +214,11 @@ def test_stand_ins_are_on_record_and_in_the_picture(tmp_path: Path) -> None:
         assert file.read_bytes().startswith(b"\x89PNG")
 
 
-# ── custody ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("space", ["input", "embedding", "gradient"])
-def test_a_kill_after_a_newer_coreset_was_sealed_changes_nothing(
+def test_kill_after_a_newer_coreset_was_stored_changes_nothing(
     space: str, vault: VaultLocation, tmp_path: Path
 ) -> None:
-    """The state that a run is resumed from knows of the coreset before it, and that one is stood in by."""
+    """The resumed state names the coreset before it, and the proxy uses that one."""
     algorithm = CoresetProxies(algorithms.FedAvg(), selection=Selection(share=0.4, method="k-center", space=space))
     whole = ran(made(algorithm, RETURNS))
     killed = ran(made(algorithm, RETURNS, vault=vault), 3)
@@ -234,7 +228,7 @@ def test_a_kill_after_a_newer_coreset_was_sealed_changes_nothing(
     assert torch.equal(ran(again, 3).state.global_model, whole.state.global_model) and not again.rejections_
 
 
-def test_with_a_vault_and_without_one_the_centre_is_the_same(vault: VaultLocation, tmp_path: Path) -> None:
+def test_vault_does_not_change_the_global_model(vault: VaultLocation, tmp_path: Path) -> None:
     algorithm = CoresetProxies(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1), share=0.4)
     plain = ran(made(algorithm, RETURNS))
     sealed = made(algorithm, RETURNS, vault=vault)
@@ -259,7 +253,7 @@ def with_canaries() -> parties.Population:
 
 
 def canaries() -> Iterator[bytes]:
-    """Eight bytes or more of each row, in each form: four of them are somewhere in a ciphertext by chance."""
+    """Eight bytes or more of each row, in each encoding: four would occur in a ciphertext by chance."""
     for party in with_canaries().values():
         for value in {float(v) for v in torch.cat([party.x, party.x_test]).flatten()}:
             yield torch.tensor([value, value]).numpy().tobytes()
@@ -282,7 +276,7 @@ def test_no_row_is_in_any_file_of_a_run(sealed: bool, vault: VaultLocation, tmp_
     assert not [canary for canary in canaries() if canary in text]
 
 
-def test_parties_seal_for_the_vault_that_they_were_told_of_and_for_no_other(vault: VaultLocation) -> None:
+def test_parties_encrypt_only_for_the_pinned_vault(vault: VaultLocation) -> None:
     told = key_fingerprint(Vault(vault.folder).public)
     fed = ran(made(CoresetProxies(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=told)), 3)
     assert presence(fed)[-1] == "psppp" and not fed.rejections_
@@ -292,11 +286,8 @@ def test_parties_seal_for_the_vault_that_they_were_told_of_and_for_no_other(vaul
     assert presence(fed)[-1] == "pappp"
 
 
-# ── faults ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def damaged(folder: Path, party: str) -> None:
-    """Change a byte of the sealed coreset of one party."""
+    """Change a byte of one party's encrypted coreset."""
     (file,) = [f for f in (folder / "parties").rglob("coreset") if f'"party":"{party}"'.encode() in f.read_bytes()]
     data = bytearray(file.read_bytes())
     data[-20] ^= 1
@@ -304,7 +295,7 @@ def damaged(folder: Path, party: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["damaged", "forgotten", "no key"])
-def test_who_cannot_be_stood_in_for_is_named_and_the_others_go_on(
+def test_party_whose_proxy_fails_is_rejected_and_others_continue(
     fault: str, vault: VaultLocation, tmp_path: Path
 ) -> None:
     fed = ran(made(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=vault), 3)
@@ -321,7 +312,7 @@ def test_who_cannot_be_stood_in_for_is_named_and_the_others_go_on(
     assert fed.history_[-1]["change"] > 0
 
 
-def test_a_vault_that_was_put_back_to_an_older_copy_is_refused(vault: VaultLocation, tmp_path: Path) -> None:
+def test_vault_restored_from_an_older_copy_is_rejected(vault: VaultLocation, tmp_path: Path) -> None:
     here = Timetable.from_records([{"party": "1", "from": 1, "to": 2}, {"party": "1", "from": 4, "to": 4}])
     fed = ran(made(CoresetProxies(algorithms.FedAvg(), share=0.4), here, vault=vault), 3)
     shutil.copytree(vault.folder, tmp_path / "older")
@@ -334,7 +325,7 @@ def test_a_vault_that_was_put_back_to_an_older_copy_is_refused(vault: VaultLocat
     assert presence(older)[-1] == "pappp"
 
 
-def test_a_run_goes_on_with_its_own_vault_and_with_no_other(vault: VaultLocation, tmp_path: Path) -> None:
+def test_run_resumes_only_with_its_own_vault(vault: VaultLocation, tmp_path: Path) -> None:
     algorithm = CoresetProxies(algorithms.FedAvg(), share=0.4)
     ran(made(algorithm, AWAY, vault=vault), 3).save(tmp_path / "run")
     for run, key, told in (
@@ -351,7 +342,7 @@ def test_a_run_goes_on_with_its_own_vault_and_with_no_other(vault: VaultLocation
         compare([algorithm], network(), classification_parties(5), rounds=1, vault=vault)
 
 
-def test_another_run_with_the_same_vault_is_never_trained_on(vault: VaultLocation) -> None:
+def test_coresets_of_another_run_in_the_same_vault_are_rejected(vault: VaultLocation) -> None:
     algorithm = CoresetProxies(algorithms.FedAvg(), share=0.4)
     fed, undisturbed = (ran(made(algorithm, AWAY, vault=keep), 3) for keep in (vault, None))
     ran(made(algorithm, AWAY, vault=replace(vault)), 1)
@@ -365,7 +356,7 @@ def test_another_run_with_the_same_vault_is_never_trained_on(vault: VaultLocatio
 
 
 def faulty(fault: str, folder: Path, party: str) -> Callable[[], None]:
-    """Do something to a vault by which a party cannot be invited; calling what comes back undoes it."""
+    """Break a vault so that a party cannot be invited; the returned function repairs it."""
     key = folder / "parties" / hashlib.sha256(party.encode()).hexdigest()[:32] / "key"
     log = folder / "audit.jsonl"
     kept = {file: file.read_bytes() for file in (key, log)}
@@ -388,7 +379,7 @@ def faulty(fault: str, folder: Path, party: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("fault", ["no key", "open key", "a line less", "busy"])
-def test_a_fault_of_the_vault_costs_a_returning_party_its_coreset_and_not_the_run(
+def test_vault_fault_costs_a_returning_party_its_coreset_but_not_the_run(
     fault: str, vault: VaultLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("descant.storage.vault.party_entries.LOCK_TIMEOUT", 0.0)
@@ -403,7 +394,7 @@ def test_a_fault_of_the_vault_costs_a_returning_party_its_coreset_and_not_the_ru
     assert fed.state.server_state["proxy"]["generation"].tolist() == [1, 2, 1, 1, 1] and len(fed.rejections_) == 1
 
 
-def test_a_coreset_that_the_vault_cannot_write_is_a_refusal(
+def test_coreset_that_the_vault_cannot_write_is_a_rejection(
     vault: VaultLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Vault, *arguments: object) -> None:
@@ -414,15 +405,19 @@ def test_a_coreset_that_the_vault_cannot_write_is_a_refusal(
         ran(made(CoresetProxies(algorithms.FedAvg()), AWAY, vault=vault), 1)
 
 
-def test_what_is_no_vault_ends_the_run_at_once(tmp_path: Path) -> None:
+def test_folder_without_a_vault_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="holds no vault"):
         ran(made(CoresetProxies(algorithms.FedAvg()), vault=VaultLocation(str(tmp_path))), 1)
 
 
-def test_more_rows_than_a_party_agreed_to_never_leave_it(vault: VaultLocation) -> None:
+def test_rows_beyond_the_coreset_limit_never_leave_a_party(vault: VaultLocation) -> None:
     for keep in (vault, None):
-        fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=keep, coreset_limit=CoresetLimit(share=0.1))
-        with pytest.warns(DescantWarning, match="it deposited no coreset: The coreset of party '0' has 4 of its 9 rows"):
+        fed = made(
+            CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=keep, coreset_limit=CoresetLimit(share=0.1)
+        )
+        with pytest.warns(
+            DescantWarning, match="it deposited no coreset: The coreset of party '0' has 4 of its 9 rows"
+        ):
             ran(fed, 4)
         assert presence(fed) == ["ppppp", "ppppp", "pappp", "papsp"]  # its training counts all the same
         assert [(one.party, one.round) for one in fed.rejections_] == [("0", 1), ("1", 1), ("2", 1)]  # asked only once
@@ -430,14 +425,14 @@ def test_more_rows_than_a_party_agreed_to_never_leave_it(vault: VaultLocation) -
     assert left == ["3", "4"]  # one row may leave in any case
 
 
-def test_a_party_can_leave_nothing_at_all(vault: VaultLocation) -> None:
+def test_coreset_limit_zero_deposits_nothing(vault: VaultLocation) -> None:
     fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=vault, coreset_limit=CoresetLimit(share=0))
     with pytest.warns(DescantWarning, match="Its limit is 0"):
         ran(fed, 4)
     assert presence(fed)[-1] == "papap" and all(one.generation is None for one in Vault(vault.folder).parties())
 
 
-def test_who_does_not_agree_is_asked_before_its_rows_are_chosen_and_again_when_it_returns(
+def test_limit_is_checked_before_rows_are_chosen_and_again_on_return(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), RETURNS, coreset_limit=CoresetLimit(share=0))
@@ -451,10 +446,10 @@ def test_who_does_not_agree_is_asked_before_its_rows_are_chosen_and_again_when_i
 
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["with a vault", "without"])
-def test_all_rows_that_ever_leave_are_within_what_was_agreed(
+def test_all_rows_that_ever_leave_are_within_the_coreset_limit(
     sealed: bool, vault: VaultLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the space of a model that learns, every return chooses others; those of before are known all the same."""
+    """In the space of a changing model every return chooses other rows; the earlier ones stay known."""
     left: dict[str, set[int]] = {}
     choose = Selection.choose
 
@@ -487,7 +482,7 @@ def test_all_rows_that_ever_leave_are_within_what_was_agreed(
 
 
 @pytest.mark.filterwarnings("ignore::descant.errors.DescantWarning")
-def test_coresets_that_were_not_left_are_not_told_as_updates_that_were_refused(tmp_path: Path) -> None:
+def test_missing_coresets_are_not_reported_as_rejected_updates(tmp_path: Path) -> None:
     algorithm = replace(CoresetProxies(algorithms.FedAvg(), share=0.4), participation=AWAY)
     people = parties.digits(count=4, seed=0)
     settings: dict[str, Any] = {"lr": 0.1, "steps": 2, "batch": 4, "coreset_limit": CoresetLimit(share=0.1)}
@@ -524,7 +519,7 @@ def falsified(change: Callable[[bytes], bytes], party: str) -> partial[BytesEngi
     ],
     ids=["too large", "cut", "none"],
 )
-def test_a_bad_coreset_is_refused(
+def test_bad_coreset_is_rejected(
     change: Callable[[bytes], bytes], told: str, letters: str, vault: VaultLocation
 ) -> None:
     fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), vault=vault, engine=falsified(change, "1"))
@@ -534,7 +529,7 @@ def test_a_bad_coreset_is_refused(
     assert fed.state.server_state["proxy"]["generation"].tolist() == [1, 0, 1, 1, 1]
 
 
-def test_labels_that_the_model_does_not_know_are_refused(vault: VaultLocation) -> None:
+def test_unknown_labels_in_a_coreset_are_rejected(vault: VaultLocation) -> None:
     fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), vault=vault)
     assert fed.plan_.classes == 3
     people = parties.from_arrays([(p.x, p.y) for p in classification_parties(5).values()], test=0)
@@ -546,7 +541,7 @@ def test_labels_that_the_model_does_not_know_are_refused(vault: VaultLocation) -
         ran(fed, 2)
 
 
-def test_recipes_wrap_methods_with_stand_ins() -> None:
+def test_recipe_wraps_a_method_with_coreset_proxies() -> None:
     chosen = '{is = "Selection", share = 0.1, method = "k-center", drop_columns = [3]}'
     wrap = f'wrap = [{{wrapper = "coreset_proxies", selection = {chosen}, work = 5}}]'
     found = read_recipe(TINY_RECIPE.replace('algorithm = "fedavg"', f'algorithm = "fedavg"\n{wrap}')).algorithms()[0]
@@ -554,7 +549,7 @@ def test_recipes_wrap_methods_with_stand_ins() -> None:
     assert found.coreset_proxy == CoresetProxies(algorithms.FedAvg(), selection=selection, work=5).coreset_proxy
 
 
-def test_settings_that_cannot_be() -> None:
+def test_invalid_proxy_settings_are_rejected() -> None:
     with pytest.raises(SettingError, match="a share, or a selection"):
         CoresetProxies(algorithms.FedAvg(), share=0.1, selection=Selection())
     with pytest.raises(SettingError, match=r"FedAvg\+proxies already has coreset proxies"):
@@ -603,13 +598,13 @@ WRONG: dict[str, tuple[Algorithm, dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_mistakes_are_found_before_the_work(name: str) -> None:
+def test_setting_errors_are_found_before_training(name: str) -> None:
     algorithm, settings, told = WRONG[name]
     with pytest.raises(DescantError, match=told):
         made(algorithm, **settings).state  # noqa: B018
 
 
-def test_agents_have_no_rows_to_leave() -> None:
+def test_agents_have_no_rows_to_deposit() -> None:
     net = partial(models.mlp, 4, 2, (8,))
     algorithm = CoresetProxies(algorithms.FedAvg())
     agents = Federation(net, parties.agents(count=2), algorithm, solver=PolicyGradient())
@@ -621,7 +616,7 @@ def preview(recipe: Path, *arguments: str) -> Result:
     return CliRunner().invoke(typer.main.get_command(app), ["vault", "preview", str(recipe), *arguments])
 
 
-def test_the_rows_that_would_leave_are_shown_before_they_do(tmp_path: Path) -> None:
+def test_preview_command_shows_the_rows_that_would_leave(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY_RECIPE)
     shown = preview(tmp_path / "tiny.toml", "2", "--share", "0.1", "--json")
     assert shown.exit_code == 0, shown.output
@@ -636,7 +631,7 @@ def test_the_rows_that_would_leave_are_shown_before_they_do(tmp_path: Path) -> N
     assert shown.exit_code == 1 and "tiny has no coreset proxies: nothing would leave" in shown.stderr
 
 
-def test_a_preview_is_of_the_method_that_has_stand_ins(tmp_path: Path) -> None:
+def test_preview_uses_the_method_with_coreset_proxies(tmp_path: Path) -> None:
     head, _, rest = TINY_RECIPE.partition("[method]")
     methods = "[[methods]]" + rest.partition("[[methods]]")[2]
     half, other = (
@@ -663,14 +658,11 @@ def test_a_preview_is_of_the_method_that_has_stand_ins(tmp_path: Path) -> None:
         assert shown.exit_code == 1 and told in shown.stderr, shown.output
 
 
-# ── worker processes ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def module() -> nn.Module:
     return network()
 
 
-def test_worker_processes_stand_in_as_well(vault: VaultLocation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_train_in_worker_processes(vault: VaultLocation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("descant.engines.processes.worker_pool._START_AFTER", 0.0)
     algorithm = replace(CoresetProxies(algorithms.FedAvg(), share=0.4), participation=AWAY)
     settings: dict[str, object] = {"lr": 0.1, "steps": 3, "batch": 4, "seed": 7}

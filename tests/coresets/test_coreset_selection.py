@@ -1,4 +1,4 @@
-"""Coresets: laws of every method, what each promises beside, the spaces, bad input, and training by weights."""
+"""Coreset selection: laws of every method, guarantees of each, feature spaces, bad input, and weighted training."""
 
 from __future__ import annotations
 
@@ -53,9 +53,6 @@ def data(draw: st.DrawFn) -> Party:
     return party_of(torch.tensor(x, dtype=torch.float32), torch.tensor(y))
 
 
-# -- what holds for every method --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("by", CONSTRUCTIONS)
 @settings(max_examples=40, deadline=None)
 @given(party=data(), share=st.floats(0.01, 1.0), seed=st.integers(0, 5))
@@ -76,7 +73,7 @@ def test_rows_are_distinct_and_weights_add_up(by: str, party: Party, share: floa
 
 @pytest.mark.parametrize("by", CONSTRUCTIONS)
 @pytest.mark.parametrize("space", ["input", "embedding"])
-def test_all_rows_are_the_party_s_own_data(by: str, space: str) -> None:
+def test_coreset_of_all_rows_is_the_data_with_unit_weights(by: str, space: str) -> None:
     party = clouds()
     for selection in (Selection(share=1, method=by, space=space), Selection(count=60, method=by, space=space)):
         chosen = selection.choose(party, seed=0)
@@ -86,7 +83,7 @@ def test_all_rows_are_the_party_s_own_data(by: str, space: str) -> None:
 
 
 @pytest.mark.parametrize("by", CONSTRUCTIONS)
-def test_the_seed_and_the_name_of_the_party_are_what_draws_are_named_by(by: str) -> None:
+def test_choice_depends_on_seed_and_party_name_only_if_it_draws(by: str) -> None:
     party = clouds(200)
     drawn = [tuple(Selection(method=by).choose(party, seed).rows) for seed in range(4)]
     renamed = tuple(Selection(method=by).choose(replace(party, name="b"), 0).rows)
@@ -99,7 +96,7 @@ def test_the_seed_and_the_name_of_the_party_are_what_draws_are_named_by(by: str)
 @pytest.mark.parametrize("by", ["k-center", "herding"])
 @settings(max_examples=20, deadline=None, derandomize=True)  # two rows may be alike to the last bit but one
 @given(seed=st.integers(0, 1000), share=st.sampled_from([0.05, 0.2, 0.6]))
-def test_the_order_of_rows_does_not_matter(by: str, seed: int, share: float) -> None:
+def test_choice_does_not_depend_on_row_order(by: str, seed: int, share: float) -> None:
     party = clouds(60, classes=2, seed=seed)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(60))
     turned = replace(party, x=party.x[order], y=party.y[order])
@@ -113,13 +110,10 @@ def test_the_order_of_rows_does_not_matter(by: str, seed: int, share: float) -> 
 
 
 @pytest.mark.parametrize("by", BY_DISTANCE)
-def test_neither_units_nor_the_origin_matter(by: str) -> None:
+def test_choice_does_not_depend_on_units_or_origin(by: str) -> None:
     party = clouds()
     moved = replace(party, x=party.x.double() * 1e-9 + 1e-6, name="a")
     assert np.array_equal(Selection(method=by).choose(party, 0).rows, Selection(method=by).choose(moved, 0).rows)
-
-
-# -- what each promises -----------------------------------------------------------------------------------------------
 
 
 def radius(x: Tensor, y: Tensor, rows: object) -> float:
@@ -131,7 +125,7 @@ def radius(x: Tensor, y: Tensor, rows: object) -> float:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), n=st.integers(4, 9), count=st.integers(2, 4), classes=st.integers(1, 2))
-def test_k_center_is_within_twice_the_best(seed: int, n: int, count: int, classes: int) -> None:
+def test_k_center_radius_is_within_twice_the_optimum(seed: int, n: int, count: int, classes: int) -> None:
     rng = np.random.default_rng(seed)
     x = torch.tensor(rng.normal(size=(n, 2)), dtype=torch.float32)
     y = torch.tensor(np.arange(n) % classes)
@@ -140,7 +134,7 @@ def test_k_center_is_within_twice_the_best(seed: int, n: int, count: int, classe
     assert found <= 2 * best + 1e-5
 
 
-def test_k_center_a_block_at_a_time_is_k_center_a_row_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_k_center_in_blocks_equals_k_center_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constructions, "_BLOCK", 16)
     monkeypatch.setattr(constructions, "_CHUNK", 50)
     for seed in range(5):
@@ -164,7 +158,7 @@ def test_k_center_a_block_at_a_time_is_k_center_a_row_at_a_time(monkeypatch: pyt
         assert torch.equal(torch.bincount(nearest, minlength=60).double(), chosen.coreset.weights)
 
 
-def test_k_means_draws_by_the_square_of_the_distance() -> None:
+def test_k_means_seeding_draws_by_squared_distance() -> None:
     """Three rows of five are drawn in blocks; how often a triple comes is what drawing one by one gives."""
     x = torch.tensor([[0.0], [1.0], [3.0], [4.0], [8.0]])
     party = party_of(x, torch.zeros(5, dtype=torch.int64))
@@ -184,7 +178,7 @@ def test_k_means_draws_by_the_square_of_the_distance() -> None:
         assert abs(found[triple] / 2000 - chance) < 5 * math.sqrt(chance * (1 - chance) / 2000) + 1e-9, triple
 
 
-def test_weights_of_k_means_count_the_rows_around() -> None:
+def test_k_means_weights_count_the_nearest_rows() -> None:
     x = torch.tensor([[0.0], [0.1], [0.2], [10.0], [10.1], [0.1]])
     party = party_of(x, torch.tensor([0, 0, 0, 0, 0, 1]))
     for seed in range(5):
@@ -217,7 +211,7 @@ def test_sensitivity_weights_are_unbiased(count: int) -> None:
     assert float(error[2]) > 0, "it does vary"
 
 
-def test_sensitivity_sees_a_row_that_is_far_from_all_others() -> None:
+def test_sensitivity_sampling_prefers_outliers() -> None:
     x = torch.cat([torch.randn(999, 3, generator=torch.Generator().manual_seed(0)), torch.full((1, 3), 50.0)])
     party = party_of(x, torch.zeros(1000, dtype=torch.int64))
     hits = sum(999 in Selection(count=20, method="sensitivity").choose(party, seed).rows for seed in range(50))
@@ -226,7 +220,7 @@ def test_sensitivity_sees_a_row_that_is_far_from_all_others() -> None:
 
 
 @given(sizes=st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=30), data=st.data())
-def test_chances_add_up_and_none_is_above_one(sizes: list[float], data: st.DataObject) -> None:
+def test_inclusion_probabilities_add_up_and_are_at_most_one(sizes: list[float], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(sizes) - 1))
     chances = constructions.inclusion_probabilities(np.array(sizes), count)
     assert math.isclose(chances.sum(), count, rel_tol=1e-9) and (chances > 0).all() and (chances <= 1).all()
@@ -238,7 +232,7 @@ def test_chances_add_up_and_none_is_above_one(sizes: list[float], data: st.DataO
     assert (np.abs(taken - chances.cumsum()) < 1 + 1e-9).all(), "every class gets its part"
 
 
-def test_the_mean_of_a_herd_comes_to_the_mean_of_the_class_sooner() -> None:
+def test_herding_approaches_the_class_mean_faster_than_uniform_rows() -> None:
     """1/k for a herd, 1/√k for rows drawn evenly: at 64 of 2,000 rows it is 5 times as near at least."""
     rng = np.random.default_rng(0)
     y = torch.arange(4000) % 2
@@ -269,15 +263,12 @@ def test_balanced_counts_differ_by_one_at_most_where_classes_allow(sizes: list[i
         assert torch.allclose(carried, torch.tensor(sizes, dtype=torch.float64)), "and stands for its class"
 
 
-# -- spaces -----------------------------------------------------------------------------------------------------------
-
-
 def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Tanh(), nn.Linear(5, 3))
 
 
-def test_an_embedding_is_what_goes_into_the_last_linear_layer_or_comes_out_of_a_named_one() -> None:
+def test_embedding_is_the_last_linear_input_or_a_named_layers_output() -> None:
     module = net()
     party = clouds(1500)
     module[1].eval()
@@ -313,7 +304,7 @@ def test_gradient_space_is_the_gradient_of_the_last_layer(bias: bool) -> None:
 
 
 @pytest.mark.parametrize("by", BY_DISTANCE)
-def test_distances_are_measured_in_the_space_that_is_named(by: str) -> None:
+def test_distances_are_measured_in_the_chosen_space(by: str) -> None:
     party = clouds(80)
     rows = {
         space: Selection(share=0.2, method=by, space=space)
@@ -327,7 +318,7 @@ def test_distances_are_measured_in_the_space_that_is_named(by: str) -> None:
     assert Selection(share=0.2, method=by).choose(embedded, 0).rows.tolist() == rows["embedding"]
 
 
-def test_targets_that_are_no_labels_are_one_class() -> None:
+def test_targets_that_are_not_labels_form_one_class() -> None:
     party = clouds()
     real = replace(party, y=party.y.double())
     one = replace(party, y=torch.zeros_like(party.y))
@@ -335,12 +326,9 @@ def test_targets_that_are_no_labels_are_one_class() -> None:
         assert np.array_equal(Selection(method=by).choose(real, 0).rows, Selection(method=by).choose(one, 0).rows)
 
 
-# -- columns that must not leave, bad input, the preview --------------------------------------------------------------
-
-
 @pytest.mark.parametrize("share", [0.2, 1])
 @pytest.mark.parametrize("by", CONSTRUCTIONS)
-def test_dropped_columns_neither_leave_nor_count(by: str, share: float) -> None:
+def test_dropped_columns_neither_leave_nor_affect_the_choice(by: str, share: float) -> None:
     party = clouds()
     secret = party.x.clone()
     secret[:, 2] = torch.arange(60).float() * 1000
@@ -366,15 +354,17 @@ def test_dropped_columns_neither_leave_nor_count(by: str, share: float) -> None:
         (Selection(method="herding", space="gradient"), r"needs a model\. Give features=gradient_features\(module\)"),
     ],
 )
-def test_bad_settings_are_named(selection: Selection, message: str) -> None:
+def test_invalid_selection_settings_are_rejected(selection: Selection, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         selection(clouds(), 0)
 
 
-def test_data_that_cannot_be_chosen_by_distance_are_named() -> None:
+def test_data_without_distances_are_rejected() -> None:
     party = clouds()
     pictures = replace(party, x=party.x.reshape(60, 1, 2, 2))
-    with pytest.raises(SettingError, match=r"has features of shape \(1, 2, 2\), which have none: leave 'drop_columns' out"):
+    with pytest.raises(
+        SettingError, match=r"has features of shape \(1, 2, 2\), which have none: leave 'drop_columns' out"
+    ):
         Selection(drop_columns=(0,))(pictures, 0)
     assert Selection(method="k-center")(pictures, 0).x.shape == (3, 1, 2, 2)
     words = replace(party, x=party.x.long())
@@ -387,7 +377,7 @@ def test_data_that_cannot_be_chosen_by_distance_are_named() -> None:
         Selection(method="k-center", space="embedding")(party, 0, lambda x, y: x[1:])
 
 
-def test_the_preview_shows_every_row_that_would_leave() -> None:
+def test_preview_shows_every_row_that_would_leave() -> None:
     party = clouds(200, classes=4)
     chosen = Selection(count=5, method="k-center", drop_columns=(0,)).choose(party, 0)
     table = coreset_preview(party, chosen, dropped_columns=(0,), max_values=2)
@@ -415,14 +405,11 @@ def test_the_preview_shows_every_row_that_would_leave() -> None:
         ({"x": torch.tensor([[1.0], [math.inf]])}, "holds numbers that are not finite"),
     ],
 )
-def test_a_coreset_that_is_none_trains_nobody(change: dict[str, Tensor], message: str) -> None:
+def test_invalid_coreset_cannot_become_a_party(change: dict[str, Tensor], message: str) -> None:
     fine = Coreset(torch.zeros(2, 1), torch.zeros(2), torch.tensor([1.0, 2.0]))
     assert fine.as_party("b").samples == 2 and len(fine.as_party("b").x_test) == 0
     with pytest.raises(PartyError, match=f"The coreset of party 'b' .*{message}"):
         replace(fine, **change).as_party("b")
-
-
-# -- training by weights ----------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -433,7 +420,7 @@ def test_a_coreset_that_is_none_trains_nobody(change: dict[str, Tensor], message
     unit=st.sampled_from(["steps", "epochs"]),
     weight=st.sampled_from([1.0, 0.1, 20.0]),
 )
-def test_equal_weights_are_no_weights(n: int, batch: int | None, work: int, unit: str, weight: float) -> None:
+def test_equal_weights_change_no_draw(n: int, batch: int | None, work: int, unit: str, weight: float) -> None:
     plain = draw_batches(n, batch, work, unit=unit, rng=np.random.default_rng(1))
     equal = draw_batches(
         n, batch, work, unit=unit, rng=np.random.default_rng(1), weights=torch.full((n,), weight, dtype=torch.float64)
@@ -466,7 +453,7 @@ def trained(*people: Party) -> Tensor:
     return fed.state.global_model
 
 
-def test_a_whole_coreset_trains_exactly_as_its_party_does() -> None:
+def test_coreset_of_all_rows_trains_exactly_like_its_party() -> None:
     party = clouds()
     other = replace(clouds(seed=1), name="b")
     whole = Selection(share=1, method="k-center")(party, 0).as_party("a")
@@ -475,7 +462,7 @@ def test_a_whole_coreset_trains_exactly_as_its_party_does() -> None:
     assert not torch.equal(trained(party, other), trained(heavy, other))
 
 
-def test_chosen_is_what_a_call_returns() -> None:
+def test_choose_and_call_give_the_same_coreset() -> None:
     party = clouds()
     selection = Selection(method="sensitivity", share=0.2)
     chosen: SelectedCoreset = selection.choose(party, 3)

@@ -1,4 +1,4 @@
-"""Privacy, sound or refused: what is clipped, what is noised, what it costs, when it ends, and what is not allowed."""
+"""Differential privacy: clipping, noise, accounting, budgets, and the rejection of unsound methods."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bytes_engine import BytesEngine
-from descant import Algorithm, DescantError, DpSgd, Federation, algorithms, compare
+from descant import Algorithm, DescantError, DpSgd, Federation, algorithms, analysis, compare
 from descant.aggregation.penalties import Norm1
 from descant.algorithms import CentralDP, FedAvg, FedAvgPlus, LocalDP, PoissonSampling
-from descant.analysis import interpolate
 from descant.core.messages import Reply, Task
 from descant.engines import InProcess
 from descant.errors import BudgetError, DescantWarning, ModelError, SettingError
@@ -58,14 +57,12 @@ def row(fed: Federation) -> Tensor:
 
 
 def released_by(algorithm: Algorithm, models: Tensor, center: Tensor, count: float, round: int = 0) -> Tensor:
-    """The centre that a round lets out, of these models ``[K, d]``."""
+    """Return the global model that a round releases from these models ``[K, d]``."""
     layout = SimpleNamespace(trainable_width=models.shape[1], column_range=None)
     plan: Any = SimpleNamespace(algorithm=algorithm, net=SimpleNamespace(layout=layout), private_layers=(), seed=0)
     state: Any = SimpleNamespace(global_model=center, round=round)
     return noisy_mean(plan, state, models, denominator=count).point
 
-
-# ── clipping ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -75,10 +72,10 @@ numbers = st.floats(-1e6, 1e6, allow_nan=False)
     st.lists(numbers, min_size=3, max_size=3),
     st.floats(1e-3, 1e3),
 )
-def test_nobody_moves_the_mean_by_more_than_its_share_of_the_clip(
+def test_no_party_moves_the_mean_by_more_than_its_share_of_the_clip(
     rows: list[list[float]], at: list[float], clip: float
 ) -> None:
-    """Neighbouring data: with and without the change of one of K parties, the mean over K moves by C/K at most."""
+    """Neighboring data: with and without the change of one of K parties, the mean over K moves by C/K at most."""
     models = torch.tensor(rows, dtype=torch.float64)
     center = torch.tensor(at, dtype=torch.float64)
     method = central(clip=clip, noise=0.0)
@@ -92,7 +89,7 @@ def test_nobody_moves_the_mean_by_more_than_its_share_of_the_clip(
 
 
 @given(st.lists(st.floats(0, 1e300), min_size=1, max_size=9), st.floats(1e-6, 1e6))
-def test_clipped_lengths_never_exceed_the_clip_and_shorter_ones_stay(lengths: list[float], clip: float) -> None:
+def test_clipped_norms_never_exceed_the_clip_and_smaller_ones_stay(lengths: list[float], clip: float) -> None:
     given_lengths = torch.tensor(lengths, dtype=torch.float64)
     factors = PrivacySettings("server", clip=clip).clip_factors(given_lengths)
     assert (factors * given_lengths <= clip * (1 + 1e-15)).all()
@@ -101,7 +98,7 @@ def test_clipped_lengths_never_exceed_the_clip_and_shorter_ones_stay(lengths: li
 
 @settings(max_examples=20, deadline=None)
 @given(st.floats(1e-3, 0.5))
-def test_what_leaves_a_party_is_never_longer_than_the_clip(clip: float) -> None:
+def test_update_sent_by_a_party_never_exceeds_the_clip(clip: float) -> None:
     fed = federation(local(clip=clip, noise=0.0))
     for report in reports(fed):
         changes = [(tensor - center).reshape(-1) for tensor, center in sent(fed, report)]
@@ -127,7 +124,7 @@ def sent(fed: Federation, report: Reply) -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("base", [PLAIN, FedAvgPlus(), algorithms.FedProx(weights="uniform"), algorithms.pFedMe()])
 @pytest.mark.parametrize("wrap", [central, local])
-def test_without_clip_and_noise_it_is_the_base_bit_for_bit(
+def test_dp_without_clip_and_noise_equals_the_base_method(
     wrap: Callable[..., Algorithm], base: Algorithm, dtype: torch.dtype
 ) -> None:
     if wrap is local and base.personalize is not None:
@@ -144,11 +141,8 @@ def test_without_clip_and_noise_it_is_the_base_bit_for_bit(
         assert torch.equal(ours, theirs)
 
 
-# ── noise ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def deviates(values: Tensor, deviation: float) -> bool:
-    """Whether a sample's variance is off by more than 5 standard errors of a normal one, or its mean is."""
+    """Return True if a sample's variance or mean is off by more than 5 standard errors of a normal one."""
     n = values.numel()
     ratio = float(values.double().var() / deviation**2)
     return abs(ratio - 1) > 5 * math.sqrt(2 / n) or abs(float(values.mean())) > 5 * deviation / math.sqrt(n)
@@ -156,7 +150,7 @@ def deviates(values: Tensor, deviation: float) -> bool:
 
 @pytest.mark.parametrize("source", ["seed", "system"])
 @pytest.mark.parametrize(("clip", "noise", "count"), [(0.5, 2.0, 4), (3.0, 0.1, 10)])
-def test_the_noise_of_the_centre_is_as_large_as_it_says(source: Any, clip: float, noise: float, count: int) -> None:
+def test_central_noise_has_the_stated_standard_deviation(source: Any, clip: float, noise: float, count: int) -> None:
     """z·C/K in every column, whatever the parties report: here nothing. 5 standard errors: 6 in 10 million fail."""
     center = torch.zeros(200_000, dtype=torch.float64)
     method = CentralDP(PLAIN, clip=clip, noise=noise, source=source)
@@ -166,7 +160,7 @@ def test_the_noise_of_the_centre_is_as_large_as_it_says(source: Any, clip: float
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100_001])
-def test_noise_is_normal_whatever_the_system_draws(count: int) -> None:
+def test_noise_of_every_source_is_normal(count: int) -> None:
     for drawn in (
         system_noise(count),
         secret_noise(b"s" * 32, 1, "a", message=torch.zeros(count)),
@@ -181,7 +175,7 @@ def test_noise_is_normal_whatever_the_system_draws(count: int) -> None:
             assert abs(below - 0.8413447) < 5 * math.sqrt(0.1334 / count)
 
 
-def test_the_systems_noise_is_never_the_same_and_the_seeds_always_is() -> None:
+def test_system_noise_never_repeats_and_seeded_noise_does() -> None:
     def centers(method: Algorithm) -> list[Tensor]:
         return [row(federation(method).fit(2, progress=False)) for _ in range(2)]
 
@@ -191,7 +185,7 @@ def test_the_systems_noise_is_never_the_same_and_the_seeds_always_is() -> None:
     assert PrivacySettings("server").source == "system"  # what hides something is what one gets
 
 
-def test_noise_goes_on_when_nobody_answers() -> None:
+def test_noise_is_added_when_no_party_replies() -> None:
     center = torch.zeros(3)
     found = [released_by(central(), torch.zeros(0, 3), center, 4, round) for round in (0, 1)]
     assert (found[0] != 0).all() and (found[0] != found[1]).all()
@@ -205,9 +199,6 @@ def test_private_layers_are_neither_clipped_nor_noised() -> None:
     for name in layout.names:
         begin, end = layout.column_range(name)
         assert torch.equal(row(fed)[begin:end], first[begin:end]) == (name in fed.plan_.private_layers)
-
-
-# ── noise at the party ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("source", ["seed", "system"])
@@ -224,13 +215,13 @@ def test_local_noise_differs_by_party_and_round_and_never_repeats(source: Any) -
 
 
 def federation_at(fed: Federation) -> Federation:
-    """With numbers so small that float32 does not round its noise away."""
+    """Set the global model to zeros, so that float32 does not round small noise away."""
     fed.state = replace(fed.state, global_model=torch.zeros_like(fed.state.global_model))
     return fed
 
 
-def test_a_party_that_is_asked_again_answers_to_the_bit_what_it_answered() -> None:
-    """With a secret of its own, so that what is asked twice (a worker died, say) is no second answer."""
+def test_repeated_task_gets_the_same_private_reply() -> None:
+    """Each party has its own secret, so a task repeated after a worker died gets no second answer."""
     fed = federation(LocalDP())
     first = perform_tasks(fed.plan_, tasks(fed), [{}] * 6)
     secrets = [memory["secret.noise"] for _, memory in first if memory is not None]
@@ -246,36 +237,33 @@ def test_a_party_that_is_asked_again_answers_to_the_bit_what_it_answered() -> No
     )
 
 
-def test_other_work_in_the_same_round_has_other_noise() -> None:
-    """Or the difference of two answers would tell that of the data."""
+def test_other_update_in_the_same_round_gets_other_noise() -> None:
+    """Otherwise the difference of two replies would reveal that of the data."""
     work_of = torch.ones(50, dtype=torch.float64)
     one, other = (secret_noise(b"k", 1, "a", message=work_of * factor) for factor in (1.0, 1 + 1e-15))
     assert not (one == other).any()
 
 
-def test_a_report_says_nothing_but_what_is_noised() -> None:
+def test_private_reply_holds_only_noised_values() -> None:
     for report in reports(federation(local())):
         assert dict(report.metrics) == {"samples": 1} and report.status == "ok"
     fed = federation(local()).fit(2, progress=False)
     assert "before" not in fed.history_[-1] and math.isnan(fed.history_[-1]["loss"])
 
 
-def test_work_that_diverged_is_not_told() -> None:
+def test_diverged_training_is_not_revealed() -> None:
     fed = federation(local(clip=1.0, noise=1.0), lr=1e30, steps=20)
     fed.fit(2, progress=False)
     assert not fed.rejections_ and row(fed).isfinite().all()
 
 
-def test_the_secret_survives_a_new_beginning_and_is_no_business_of_the_solver() -> None:
+def test_noise_secret_survives_a_reset_of_the_local_state() -> None:
     fed = federation(LocalDP())
     (_, memory), *_ = perform_tasks(fed.plan_, tasks(fed)[:1], [{}])
     assert memory is not None
     anew = [replace(task, settings={**task.settings, "reset": True}) for task in tasks(fed)[:1]]
     (_, after), *_ = perform_tasks(fed.plan_, anew, [memory])
     assert after is not None and torch.equal(after["secret.noise"], memory["secret.noise"])
-
-
-# ── what it costs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def closed(sigma: float, spent: float) -> float:
@@ -289,14 +277,14 @@ def closed(sigma: float, spent: float) -> float:
 
 
 @pytest.mark.parametrize(("noise", "releases"), [(1.0, 1), (4.0, 10), (4.0, 100), (20.0, 1000)])
-def test_the_accountant_is_the_closed_form_of_the_gaussian_mechanism(noise: float, releases: int) -> None:
+def test_accountant_equals_the_closed_form_of_the_gaussian_mechanism(noise: float, releases: int) -> None:
     """T releases with noise σ are one with σ/√T."""
     found = epsilon(noise, releases, 1e-5)
     assert closed(noise / math.sqrt(releases), found) == pytest.approx(1e-5, rel=1e-6)
     assert epsilon(noise / math.sqrt(releases), 1, 1e-5) == found
 
 
-def test_the_accountant_agrees_with_the_literature_and_with_others() -> None:
+def test_accountant_agrees_with_the_literature_and_other_accountants() -> None:
     """Abadi et al. (2016), §1 and §5: q=0.01, σ=4, 10,000 steps have (1.26, 1e-5) by their moments accountant."""
     import dp_accounting
     import dp_accounting.pld
@@ -309,7 +297,7 @@ def test_the_accountant_agrees_with_the_literature_and_with_others() -> None:
     assert epsilon(2.0, 50, 1e-5, rate=0.1) < epsilon(2.0, 50, 1e-5)
 
 
-def test_a_local_change_may_go_twice_as_far() -> None:
+def test_local_sensitivity_is_twice_the_central_one() -> None:
     """Two changes of a party lie up to 2C apart: noise of z·C is z/2 times that."""
     assert PrivacySettings("party", noise=2.0).epsilon(3) == PrivacySettings("server", noise=1.0).epsilon(3)
     assert PrivacySettings("server", noise=0.0).epsilon(1) == math.inf and PrivacySettings("server").epsilon(0) == 0
@@ -331,7 +319,7 @@ def test_without_the_accountant_the_extra_is_named(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("wrap", [central, local])
-def test_the_budget_ends_a_run_just_before_it_would_be_exceeded(wrap: Callable[..., Algorithm]) -> None:
+def test_budget_ends_a_run_just_before_it_would_be_exceeded(wrap: Callable[..., Algorithm]) -> None:
     method = wrap(noise=4.0, delta=1e-3)
     assert method.privacy is not None
     budget = (method.privacy.epsilon(4) + method.privacy.epsilon(5)) / 2
@@ -346,7 +334,7 @@ def test_the_budget_ends_a_run_just_before_it_would_be_exceeded(wrap: Callable[.
     assert exact.state.round == 2  # a budget that is just enough is not exceeded
 
 
-def test_the_round_that_a_budget_ends_a_recorded_run_with_is_scored(tmp_path: Path) -> None:
+def test_last_round_before_the_budget_is_scored_in_a_recorded_run(tmp_path: Path) -> None:
     def private() -> Federation:
         return federation(A.CentralDP(A.FedAvg(), noise=4.0, delta=1e-3, budget=epsilon(4.0, 4, 1e-3)))
 
@@ -359,12 +347,12 @@ def test_the_round_that_a_budget_ends_a_recorded_run_with_is_scored(tmp_path: Pa
     assert [event["round"] for event in found.events if event["event"] == "scored"] == [3, 4]
 
 
-def test_a_budget_for_less_than_a_round_is_an_error() -> None:
+def test_budget_below_one_round_is_an_error() -> None:
     with pytest.raises(BudgetError, match="ends the run after 0 rounds"):
         federation(central(budget=0.1)).fit(1, progress=False)
 
 
-def test_a_party_refuses_what_is_beyond_its_budget_whoever_asks() -> None:
+def test_party_declines_tasks_beyond_its_budget() -> None:
     method = local(noise=4.0)
     assert method.privacy is not None
     fed = federation(local(noise=4.0, budget=method.privacy.epsilon(3)))
@@ -374,7 +362,7 @@ def test_a_party_refuses_what_is_beyond_its_budget_whoever_asks() -> None:
 
 
 @pytest.mark.parametrize("method", [central(budget=30.0), local(noise=2.0, budget=30.0)], ids=["central", "local"])
-def test_what_was_spent_survives_a_restart(method: Algorithm, tmp_path: Path) -> None:
+def test_spent_budget_survives_a_restart(method: Algorithm, tmp_path: Path) -> None:
     whole = federation(method).fit(5, progress=False)
     federation(method).fit(3, progress=False).save(tmp_path)
     again = federation(method).load(tmp_path)
@@ -384,8 +372,8 @@ def test_what_was_spent_survives_a_restart(method: Algorithm, tmp_path: Path) ->
     assert [e["epsilon"] for e in again.history_] == [e["epsilon"] for e in whole.history_]
 
 
-def test_a_recorded_run_with_the_systems_noise_lets_out_no_round_twice(tmp_path: Path) -> None:
-    """Every round is on the disk before its centre goes anywhere, so that a resumed run never draws for it again."""
+def test_recorded_run_with_system_noise_releases_no_round_twice(tmp_path: Path) -> None:
+    """Every round is on disk before its global model is released, so a resumed run never draws its noise again."""
     with Run.start(tmp_path / "run", federation(CentralDP())) as run:
         for round in run.rounds(3):
             assert (tmp_path / "run" / "models" / f"{round.index:08d}" / "state.json").exists()
@@ -399,7 +387,7 @@ def test_a_recorded_run_with_the_systems_noise_lets_out_no_round_twice(tmp_path:
 
 
 class Watching(BytesEngine):
-    """An engine that notes, whenever parties are asked to judge a centre, whether its round is in a folder."""
+    """An engine that records, for each evaluation task, if its round is already in the run folder."""
 
     def __init__(self, plan: Any, run: Path, found: list[bool]) -> None:
         super().__init__(plan)
@@ -412,7 +400,7 @@ class Watching(BytesEngine):
         super().submit(tasks)
 
 
-def test_noise_that_cannot_be_drawn_again_is_on_the_disk_before_parties_judge_its_centre(tmp_path: Path) -> None:
+def test_unrepeatable_noise_is_on_disk_before_parties_evaluate_the_global_model(tmp_path: Path) -> None:
     found = list[bool]()
     fed = federation(CentralDP(), engine=partial(Watching, run=tmp_path / "run", found=found))
     with Run.start(tmp_path / "run", fed) as run:
@@ -422,15 +410,12 @@ def test_noise_that_cannot_be_drawn_again_is_on_the_disk_before_parties_judge_it
     assert [entry.keys() for entry in again.history_] == [entry.keys() for entry in fed.history_]
 
 
-# ── the cut, and who takes part ───────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     "method",
     [central(), central(FedAvgPlus()), local(), local(algorithms.Ditto())],
     ids=lambda method: str(method.name),
 )
-def test_the_cut_never_changes_the_result(method: Algorithm) -> None:
+def test_batching_never_changes_a_private_result(method: Algorithm) -> None:
     def hashed(engine: Callable[..., Any]) -> str:
         return federation(method, engine=engine).fit(3, progress=False).hash()
 
@@ -440,8 +425,8 @@ def test_the_cut_never_changes_the_result(method: Algorithm) -> None:
     assert len({hashed(engine) for engine in cuts}) == 1
 
 
-def test_who_is_refused_counts_as_no_change() -> None:
-    """The mean is over those who were asked: how many could be used tells of their data."""
+def test_rejected_party_counts_as_no_change() -> None:
+    """The mean is over the parties that were asked: the number of usable updates reveals data."""
 
     def spoil(report: Reply) -> list[Reply]:
         bad = {name: torch.full_like(tensor, torch.nan) for name, tensor in report.arrays.items()}
@@ -456,7 +441,7 @@ def test_who_is_refused_counts_as_no_change() -> None:
     torch.testing.assert_close(row(spoilt) - first, (row(whole) - first) * 5 / 6)
 
 
-def test_only_draws_that_nobody_knows_make_it_cheaper() -> None:
+def test_only_secret_sampling_lowers_epsilon() -> None:
     here = central().privacy
     away = CentralDP().privacy
     assert here is not None and away is not None
@@ -469,7 +454,7 @@ def test_only_draws_that_nobody_knows_make_it_cheaper() -> None:
     assert sampling_rate(PrivacySettings("party"), hidden) == 1  # the driver knows whom it asked
 
 
-def test_by_chance_the_mean_is_over_as_many_as_come_on_average() -> None:
+def test_poisson_sampling_divides_by_the_expected_party_count() -> None:
     fed = federation(central(clip=1e9, noise=1e-15, delta=1e-3), participation=PoissonSampling(0.4, source="seed"))
     first = row(fed).clone()
     (round,) = fed.rounds(1)
@@ -479,8 +464,6 @@ def test_by_chance_the_mean_is_over_as_many_as_come_on_average() -> None:
     torch.testing.assert_close(row(fed) - first, (row(plain) - first) * len(present) / 2.4, rtol=1e-3, atol=1e-5)
     assert len({len(round.round.participants) for round in fed.rounds(9)}) > 2  # each comes by itself
 
-
-# ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 A = algorithms
 REFUSED: dict[str, tuple[Callable[[], Algorithm], str]] = {
@@ -513,7 +496,7 @@ REFUSED: dict[str, tuple[Callable[[], Algorithm], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_sound_is_refused_with_the_reason(name: str) -> None:
+def test_unsound_methods_are_rejected_with_the_reason(name: str) -> None:
     make, reason = REFUSED[name]
     with pytest.raises(SettingError, match=reason):
         make()
@@ -532,20 +515,20 @@ WRAPPED: dict[str, tuple[Callable[[], Algorithm], str]] = {
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_what_wraps_it_later_is_refused_before_the_work(name: str) -> None:
+def test_unsound_outer_wrappers_are_rejected_before_training(name: str) -> None:
     make, reason = WRAPPED[name]
     with pytest.raises(SettingError, match=reason):
         federation(make()).fit(1, progress=False)
 
 
 @pytest.mark.parametrize("method", [central(), local()], ids=["central", "local"])
-def test_running_statistics_are_refused(method: Algorithm) -> None:
+def test_running_statistics_are_rejected(method: Algorithm) -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     with pytest.raises(ModelError, match=r"Running statistics \(1.running_mean\) cannot be hidden.*GroupNorm"):
         Federation(model, classification_parties(6), method).fit(1, progress=False)
 
 
-def test_medians_fit_local_privacy_and_a_tuner_sees_nothing_of_parties() -> None:
+def test_local_dp_supports_medians_and_a_tuner_sees_no_party_feedback() -> None:
     assert local(A.RFA()).aggregate == A.RFA().aggregate
     seen: list[set[str]] = []
 
@@ -559,12 +542,12 @@ def test_medians_fit_local_privacy_and_a_tuner_sees_nothing_of_parties() -> None
     assert seen and all(found == {"validation"} for found in seen)
 
 
-def test_a_walk_would_give_a_round_away() -> None:
+def test_interpolation_of_a_private_run_is_rejected() -> None:
     with pytest.raises(DescantError, match="An interpolation runs a trial round"):
-        interpolation(federation(central()).fit(1, progress=False))
+        analysis.interpolate(federation(central()).fit(1, progress=False))
 
 
-def test_a_comparison_goes_on_where_a_budget_ends(tmp_path: Path) -> None:
+def test_comparison_continues_after_a_budget_ends(tmp_path: Path) -> None:
     people = digits(count=3, seed=0)
     method = central(noise=4.0, budget=2.0)
     with pytest.warns(DescantWarning, match="ends the run after 4 rounds"):
@@ -573,7 +556,7 @@ def test_a_comparison_goes_on_where_a_budget_ends(tmp_path: Path) -> None:
     assert study.save(tmp_path / "study").exists()
 
 
-def test_what_is_not_counted_is_said() -> None:
+def test_findings_name_what_epsilon_does_not_count() -> None:
     (finding,) = federation(central()).fit(1, progress=False).findings()
     assert "not the losses, scores and participation that the server operator sees" in finding
     assert "drawn from the run's seed" in finding and "δ should be" not in finding
@@ -581,8 +564,6 @@ def test_what_is_not_counted_is_said() -> None:
     assert "not their scores on their test sets" in finding and "δ should be below 1/6:" in finding
     assert "seed" not in finding
 
-
-# ── samples ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 hiding = partial(DpSgd, lr=0.1, steps=3, batch=4, source="seed")
 
@@ -616,7 +597,7 @@ def convolved(dtype: torch.dtype) -> nn.Module:
 
 @pytest.mark.parametrize("made", [network, convolved])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_gradients_are_those_of_every_sample_by_itself(made: Callable[..., nn.Module], steps: int) -> None:
+def test_per_sample_gradients_equal_a_loop_with_autograd(made: Callable[..., nn.Module], steps: int) -> None:
     """Against autograd, one sample after another, each clipped: steps of full batches without noise."""
     people = classification_parties(6, torch.float64)
     solver = DpSgd(lr=0.5, steps=steps, batch=10**6, clip=0.3, noise=0.0, source="seed")
@@ -642,14 +623,14 @@ def test_gradients_are_those_of_every_sample_by_itself(made: Callable[..., nn.Mo
 
 
 @pytest.mark.parametrize("base", [PLAIN, FedAvgPlus(alpha=1.0), A.FedRep()], ids=lambda base: str(base.name))
-def test_without_clip_and_noise_it_is_sgd_on_all_samples(base: Algorithm) -> None:
+def test_dp_sgd_without_clip_and_noise_equals_full_batch_sgd(base: Algorithm) -> None:
     private = by_samples(DpSgd(lr=0.1, steps=3, batch=10**6, clip=1e9, noise=0.0, source="seed"), base)
     plain = Federation(network(), classification_parties(6), base, lr=0.1, steps=3, batch=10**6, seed=5)
     torch.testing.assert_close(row(private.fit(3, progress=False)), row(plain.fit(3, progress=False)))
 
 
 @pytest.mark.parametrize("source", ["seed", "system"])
-def test_the_noise_of_a_step_is_as_large_as_it_says(source: Any) -> None:
+def test_dp_sgd_noise_has_the_stated_standard_deviation(source: Any) -> None:
     """η·z·C/batch in every column and step; the clip leaves nothing of the gradients beside it."""
     model = nn.Linear(6, 3000).double()
     solver = DpSgd(lr=0.5, steps=4, batch=2, clip=1e-3, noise=1e3, source=source)
@@ -660,7 +641,7 @@ def test_the_noise_of_a_step_is_as_large_as_it_says(source: Any) -> None:
 
 
 @pytest.mark.parametrize("source", ["seed", "system"])
-def test_every_sample_is_taken_by_itself(source: Any) -> None:
+def test_dp_sgd_batches_are_poisson_samples(source: Any) -> None:
     """Poisson sampling, as the accountant has it: batches differ in size as a binomial number does."""
     solver = DpSgd(batch=30, source=source)
     job: Any = SimpleNamespace(parties=[SimpleNamespace(name="a")], round=1, seed=0)
@@ -671,14 +652,14 @@ def test_every_sample_is_taken_by_itself(source: Any) -> None:
     assert abs(float(sizes.var()) / 21 - 1) < 5 * math.sqrt(2 / 400)
 
 
-def test_samples_are_counted_by_steps_and_for_the_smallest_party() -> None:
+def test_sample_privacy_counts_steps_for_the_smallest_party() -> None:
     people = classification_parties(6).subset(["0", "1", "2"])  # 9, 13 and 17 samples
     fed = Federation(network(), people, PLAIN, solver=hiding(noise=2.0)).fit(3, progress=False)
     assert [entry["epsilon"] for entry in fed.history_] == [epsilon(2.0, 3 * t, 1e-5, rate=4 / 9) for t in (1, 2, 3)]
     assert "Each sample has spent" in fed.findings()[-1] and math.isnan(fed.history_[-1]["loss"])
 
 
-def test_a_budget_of_samples_ends_a_run_and_survives_a_restart(tmp_path: Path) -> None:
+def test_sample_budget_ends_a_run_and_survives_a_restart(tmp_path: Path) -> None:
     whole = by_samples(hiding(noise=2.0)).fit(3, progress=False)
     by_samples(hiding(noise=2.0)).fit(2, progress=False).save(tmp_path)
     assert by_samples(hiding(noise=2.0)).load(tmp_path).fit(1, progress=False).hash() == whole.hash()
@@ -689,14 +670,14 @@ def test_a_budget_of_samples_ends_a_run_and_survives_a_restart(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("base", [PLAIN, A.FedGeoMedPlus(), A.FedPer()], ids=lambda base: str(base.name))
-def test_the_cut_never_changes_what_hides_samples(base: Algorithm) -> None:
+def test_batching_never_changes_dp_sgd(base: Algorithm) -> None:
     def hashed(most: int) -> str:
         return by_samples(hiding(), base, engine=partial(InProcess, max_parties=most)).fit(2, progress=False).hash()
 
     assert hashed(1) == hashed(2) == hashed(6)
 
 
-def test_a_party_that_hides_samples_answers_the_same_when_it_is_asked_again() -> None:
+def test_repeated_task_gets_the_same_dp_sgd_reply() -> None:
     fed = by_samples(hiding(source="system"))
     first = perform_tasks(fed.plan_, tasks(fed), [{}] * 6)
     again = perform_tasks(fed.plan_, tasks(fed), [memory or {} for _, memory in first])
@@ -711,7 +692,10 @@ def test_a_party_that_hides_samples_answers_the_same_when_it_is_asked_again() ->
 
 UNHIDDEN: dict[str, tuple[Callable[[], Algorithm], str]] = {
     "a term": (A.FedProx, "the loss term 'proximal'.*FedPlusFixed"),
-    "coreset_proxies": (lambda: A.CoresetProxies(FedAvg()), "cannot hide samples in FedAvg.*rows that leave the parties"),
+    "coreset_proxies": (
+        lambda: A.CoresetProxies(FedAvg()),
+        "cannot hide samples in FedAvg.*rows that leave the parties",
+    ),
     "tuned": (lambda: A.AdaptiveHyper(reward="clients"), "clients' losses"),
     "twice": (central, "it hides whole parties, and DpSgd hides samples"),
     "rewards": (lambda: replace(FedAvg(), compute_weights=A.FedRL().compute_weights), "what parties report of them"),
@@ -719,20 +703,17 @@ UNHIDDEN: dict[str, tuple[Callable[[], Algorithm], str]] = {
 
 
 @pytest.mark.parametrize("name", UNHIDDEN)
-def test_what_does_not_hide_samples_is_refused(name: str) -> None:
+def test_methods_unsound_with_dp_sgd_are_rejected(name: str) -> None:
     make, reason = UNHIDDEN[name]
     with pytest.raises(SettingError, match=reason):
         by_samples(hiding(), make()).fit(1, progress=False)
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout()])
-def test_models_whose_samples_cannot_be_told_apart_are_refused(layer: nn.Module) -> None:
+def test_models_without_per_sample_gradients_are_rejected(layer: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(6, 4), layer, nn.Linear(4, 3))
     with pytest.raises(ModelError, match=r"cannot be hidden|the gradient of every single sample"):
         Federation(model, classification_parties(6), PLAIN, solver=hiding()).fit(1, progress=False)
-
-
-# ── in recipes and on its page ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_recipe_wraps_a_method() -> None:
@@ -760,7 +741,7 @@ def test_a_recipe_wraps_a_method() -> None:
     assert again.privacy == PrivacySettings("party", 0.5, 2.0, delta=0.01, budget=9.0, source="seed")
 
 
-def test_the_page_is_what_a_new_user_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snippets_of_the_privacy_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     with pytest.warns(DescantWarning, match="The privacy budget"):

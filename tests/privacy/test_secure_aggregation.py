@@ -1,4 +1,4 @@
-"""Secure aggregation: what a sum tells, what its parts do not, who is missed, and what is refused."""
+"""Secure aggregation: sums, masks, missing parties, checks at the party, and rejected methods."""
 
 from __future__ import annotations
 
@@ -60,9 +60,6 @@ def federation(method: Algorithm | None = None, dtype: torch.dtype = torch.float
     return Federation(network(dtype), classification_parties(6, dtype), method or SecureAggregation(), **chosen)
 
 
-# ── numbers and masks ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def cohort_of(weights: Sequence[int], round: int = 1) -> tuple[Cohort, dict[str, Any]]:
     names = tuple(f"party {i}" for i in range(len(weights)))
     keys = {name: round_key(f"secret of {name}".encode(), 0, round, party=name) for name in names}
@@ -82,7 +79,7 @@ numbers = st.floats(-0.99 * MAX_CHANGE, 0.99 * MAX_CHANGE, allow_nan=False)
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**9), numbers, numbers), min_size=2, max_size=6), st.randoms())
-def test_what_is_added_up_is_the_mean_within_half_a_step_each(rows: list[tuple[int, float, float]], rng: Any) -> None:
+def test_unmasked_sum_is_the_mean_within_half_a_step_each(rows: list[tuple[int, float, float]], rng: Any) -> None:
     cohort, keys = cohort_of([weight for weight, *_ in rows])
     changes = dict(zip(cohort.names, (torch.tensor(row[1:], dtype=torch.float64) for row in rows), strict=True))
     parts = sent(cohort, keys, changes)
@@ -96,7 +93,7 @@ def test_what_is_added_up_is_the_mean_within_half_a_step_each(rows: list[tuple[i
 
 
 def evenness(tensors: Sequence[Tensor]) -> float:
-    """χ² of the bytes, in standard deviations from what is expected of even ones."""
+    """Return χ² of the bytes, in standard deviations from its expectation for uniform bytes."""
     data = np.concatenate([tensor.numpy().reshape(-1).view(np.uint8) for tensor in tensors])
     found = np.bincount(data, minlength=256)
     chi = float(((found - len(data) / 256) ** 2).sum() / (len(data) / 256))
@@ -104,8 +101,8 @@ def evenness(tensors: Sequence[Tensor]) -> float:
 
 
 @pytest.mark.parametrize("change", [torch.zeros(50_000), torch.full((50_000,), 1e-3)], ids=["nothing", "the same"])
-def test_what_one_party_sends_is_noise_until_the_last_is_there(change: Tensor) -> None:
-    """7 standard deviations: one in a hundred thousand million of even bytes is so far off."""
+def test_partial_sums_are_noise(change: Tensor) -> None:
+    """Uniform bytes exceed 7 standard deviations once in a hundred billion draws."""
     cohort, keys = cohort_of([1, 1, 1])
     parts = sent(cohort, keys, dict.fromkeys(cohort.names, change))
     assert all(evenness([part]) < 7 for part in parts) and evenness([parts[0] + parts[1]]) < 7
@@ -113,7 +110,7 @@ def test_what_one_party_sends_is_noise_until_the_last_is_there(change: Tensor) -
     assert not (parts[0] == parts[1]).any()
 
 
-def test_masks_are_of_one_pair_one_round_one_centre_and_one_cohort() -> None:
+def test_masks_differ_by_pair_round_global_model_and_cohort() -> None:
     cohort, keys = cohort_of([1, 2, 3])
     later, later_keys = cohort_of([1, 2, 3], round=2)
     other = replace(cohort, weights=torch.tensor([1, 2, 4]))
@@ -128,13 +125,13 @@ def test_masks_are_of_one_pair_one_round_one_centre_and_one_cohort() -> None:
 
 
 @pytest.mark.parametrize("bad", [MAX_CHANGE, -MAX_CHANGE, 1e30, math.inf, math.nan])
-def test_a_change_that_has_no_place_in_the_sum_does_not_leave(bad: float) -> None:
+def test_change_too_large_for_the_sum_is_not_sent(bad: float) -> None:
     with pytest.raises(PartyError, match="training diverged"):
         to_fixed_point(torch.tensor([0.0, bad]), 1e-9)
 
 
 @pytest.mark.parametrize("what", ["a part is missing", "a part twice", "another key"])
-def test_masks_that_do_not_cancel_are_seen(what: str) -> None:
+def test_masks_that_do_not_cancel_are_detected(what: str) -> None:
     cohort, keys = cohort_of([1, 1, 1])
     changes = dict.fromkeys(cohort.names, torch.ones(30))
     parts = sent(cohort, keys, changes)
@@ -151,8 +148,6 @@ def test_masks_that_do_not_cancel_are_seen(what: str) -> None:
         unmasked_sum(told[what])
 
 
-# ── a federation ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
 BASES: dict[str, Callable[[], Algorithm]] = {
     "FedAvg": FedAvg,
     "uniform": lambda: FedAvg(weights="uniform"),
@@ -168,7 +163,7 @@ BASES: dict[str, Callable[[], Algorithm]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", BASES)
-def test_it_is_the_base_within_what_steps_round_off(name: str, dtype: torch.dtype) -> None:
+def test_secure_aggregation_equals_the_base_up_to_rounding(name: str, dtype: torch.dtype) -> None:
     secure, plain = (
         federation(method, dtype).fit(1, progress=False) for method in (SecureAggregation(BASES[name]()), BASES[name]())
     )
@@ -177,7 +172,7 @@ def test_it_is_the_base_within_what_steps_round_off(name: str, dtype: torch.dtyp
     assert not torch.equal(secure.state.global_model, secure.state.initial_model) and not secure.rejections_
 
 
-def test_samples_are_hidden_in_it_too() -> None:
+def test_secure_aggregation_works_with_dp_sgd() -> None:
     solver = DpSgd(lr=0.1, steps=3, batch=4, noise=1.0, source="seed")
     secure, plain = (
         Federation(network(), classification_parties(6), method, solver=solver).fit(2, progress=False)
@@ -198,7 +193,7 @@ def test_running_statistics_are_part_of_the_sum() -> None:
     assert (secure.global_model_[1].running_var >= 0).all()  # type: ignore[index, union-attr, operator]
 
 
-def test_the_driver_gets_whole_numbers_and_knows_no_model() -> None:
+def test_server_receives_integers_and_no_single_model() -> None:
     seen: list[Reply] = []
     fed = federation(engine=partial(BytesEngine, tamper=lambda report: (seen.append(report), [report])[1]))
     fed.fit(1, progress=False)
@@ -210,12 +205,9 @@ def test_the_driver_gets_whole_numbers_and_knows_no_model() -> None:
         interpolate(fed)
 
 
-def test_whoever_waits_for_the_clock_adds_up_the_same() -> None:
+def test_virtual_clock_gives_the_same_sum() -> None:
     timed = federation(engine=VirtualClock({"1": 0.1})).fit(2, progress=False)
     assert torch.equal(timed.state.global_model, federation().fit(2, progress=False).state.global_model)
-
-
-# ── who is missed ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def spoiled(report: Reply, how: str) -> list[Reply]:
@@ -239,7 +231,7 @@ def spoiled(report: Reply, how: str) -> list[Reply]:
         ("other words", "masks of the sum do not cancel"),
     ],
 )
-def test_a_round_without_one_of_them_is_void_and_the_next_goes_on(how: str, note: str) -> None:
+def test_round_with_a_missing_party_is_void_and_the_next_continues(how: str, note: str) -> None:
     def fault(report: Reply) -> list[Reply]:
         return spoiled(report, how) if (report.party, report.round, report.kind) == ("3", 2, "train") else [report]
 
@@ -263,7 +255,7 @@ KEYS: dict[str, Callable[[Reply], Reply]] = {
 
 
 @pytest.mark.parametrize("how", KEYS)
-def test_whoever_gives_no_key_is_not_waited_for(how: str) -> None:
+def test_party_without_a_valid_key_is_left_out(how: str) -> None:
     def fault(report: Reply) -> list[Reply]:
         return [KEYS[how](report)] if (report.party, report.kind) == ("3", "keys") else [report]
 
@@ -274,7 +266,7 @@ def test_whoever_gives_no_key_is_not_waited_for(how: str) -> None:
     assert {refusal.party for refusal in fed.rejections_} == {"3"}
 
 
-def test_two_with_one_key_are_left_out() -> None:
+def test_parties_with_the_same_key_are_left_out() -> None:
     def fault(report: Reply) -> list[Reply]:
         kept.setdefault(report.round, report.arrays.get("key"))
         return [replace(report, arrays={"key": kept[report.round]})] if report.party in ("0", "3") else [report]
@@ -285,25 +277,22 @@ def test_two_with_one_key_are_left_out() -> None:
     assert [*met.participants] == ["1", "2", "4", "5"] and [refusal.party for refusal in met.rejections] == ["0", "3"]
 
 
-def test_too_few_train_nobody_and_say_so() -> None:
+def test_too_few_keys_stop_the_round_with_a_warning() -> None:
     fed = federation(engine=partial(BytesEngine, absent=("0", "1", "2", "3")))
     with pytest.warns(DescantWarning, match="fewer than 3 parties sent keys"):
         (round,) = fed.rounds(1)
     assert torch.equal(fed.state.global_model, fed.state.initial_model) and not round.round.participants
 
 
-def test_work_that_diverged_voids_the_round_and_says_whose_it_is() -> None:
+def test_diverged_training_voids_the_round_and_names_the_party() -> None:
     with pytest.warns(DescantWarning, match="cannot be unmasked without the updates of"):
         fed = federation(lr=1e30).fit(1, progress=False)
     assert torch.equal(fed.state.global_model, fed.state.initial_model)
     assert any("training diverged" in refusal.reason for refusal in fed.rejections_)
 
 
-# ── what a party checks ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def tasks(fed: Federation) -> list[Task]:
-    """The tasks of training of a first round, as the driver would send them."""
+    """Return the training tasks of a first round, as the server would send them."""
     out: list[Task] = []
 
     class Noting(BytesEngine):
@@ -320,7 +309,7 @@ def answered(fed: Federation, task: Task) -> Reply:
     return report
 
 
-def test_a_task_that_comes_again_has_the_same_answer_and_another_secret_another_one() -> None:
+def test_repeated_task_gets_the_same_masked_reply_and_another_secret_another_one() -> None:
     fed = federation()
     asked = tasks(fed)[0]
     one, again = (answered(fed, asked).arrays for _ in range(2))
@@ -366,7 +355,7 @@ def _key_twice(task: Task) -> Task:
 
 
 @pytest.mark.parametrize("name", COHORTS)
-def test_a_party_adds_up_with_nobody_whom_it_cannot_believe_in(name: str) -> None:
+def test_party_declines_an_invalid_cohort(name: str) -> None:
     fed = federation()
     change, why = COHORTS[name]
     asked = tasks(fed)[0]
@@ -376,16 +365,13 @@ def test_a_party_adds_up_with_nobody_whom_it_cannot_believe_in(name: str) -> Non
     assert re.search(why, report.reason), report.reason
 
 
-# ── on machines of their own ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def secured(method: str = "fedavg", min_parties: int = 3) -> Recipe:
     return Recipe({**recipe_for(method).tables, "wrap": [{"wrapper": "secure", "min_parties": min_parties}]})
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedper"])
-def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -> None:
-    """Though the secrets of parties are others: masks leave no trace in the sum."""
+def test_secure_deployment_equals_the_simulation(tmp_path: Path, method: str) -> None:
+    """Although the parties' secrets differ: masks leave no trace in the sum."""
     fed = deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), secured(method)).fit(3, progress=False)
     twin = simulated_federation(secured(method), 3)
     assert_same_models(fed, twin)
@@ -396,11 +382,11 @@ def test_deployment_is_the_simulation_bit_for_bit(tmp_path: Path, method: str) -
     assert {stat.S_IMODE(file.stat().st_mode) for file in secrets} == {0o600}
 
 
-def test_what_is_killed_at_any_moment_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+def test_secure_run_killed_at_any_moment_continues_undisturbed(tmp_path: Path) -> None:
     assert count_kills_of_recipe(tmp_path, secured("fedavg", min_parties=2), every=3) > 10
 
 
-def test_who_does_not_answer_in_time_voids_the_round_and_is_there_in_the_next(tmp_path: Path) -> None:
+def test_late_party_voids_the_round_and_joins_the_next(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     post.corrupt_reply = lambda task, answer: (
         None if (task.party, task.round, task.kind) == ("1", 2, "train") else answer
@@ -412,7 +398,7 @@ def test_who_does_not_answer_in_time_voids_the_round_and_is_there_in_the_next(tm
 
 
 @pytest.mark.parametrize("kind", ["keys", "train"])
-def test_a_letter_that_got_lost_goes_out_again_to_whoever_comes_back(tmp_path: Path, kind: str) -> None:
+def test_lost_task_is_resent_after_a_reconnect(tmp_path: Path, kind: str) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     lost = [3]
 
@@ -427,7 +413,7 @@ def test_a_letter_that_got_lost_goes_out_again_to_whoever_comes_back(tmp_path: P
     assert not lost[0]
 
 
-def test_who_is_away_is_not_in_the_sum(tmp_path: Path) -> None:
+def test_absent_party_is_not_in_the_sum(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
     fed = deployed_federation(post, secured()).fit(1, progress=False)
     post.unreachable = {"2"}
@@ -437,7 +423,7 @@ def test_who_is_away_is_not_in_the_sum(tmp_path: Path) -> None:
     assert [entry["accepted"] for entry in fed.history_] == [4, 3, 4] and not fed.rejections_
 
 
-def test_a_party_that_lost_its_folder_in_between_refuses_a_key_that_is_not_its_own(tmp_path: Path) -> None:
+def test_party_with_a_lost_secret_declines_the_cohort(tmp_path: Path) -> None:
     post = InMemoryTransport(silo_handlers(tmp_path))
 
     def spoil(task: Task, answer: bytes) -> bytes:
@@ -455,8 +441,8 @@ def test_a_party_that_lost_its_folder_in_between_refuses_a_key_that_is_not_its_o
 
 
 @pytest.mark.parametrize("change", ["another cohort", "another centre", "an old round", "one that came to nothing"])
-def test_the_masks_of_a_round_hide_one_answer_only(tmp_path: Path, change: str) -> None:
-    """Else the difference of two sums, or of two answers under the same masks, would tell of one party."""
+def test_masks_of_a_round_hide_one_reply_only(tmp_path: Path, change: str) -> None:
+    """Otherwise the difference of two sums, or of two replies under the same masks, would reveal one party."""
     post = InMemoryTransport(silo_handlers(tmp_path))
     letters = dict[int, Task]()
 
@@ -483,11 +469,12 @@ def test_the_masks_of_a_round_hide_one_answer_only(tmp_path: Path, change: str) 
     assert report.status == "declined" and ("hide one reply" in report.reason or "Stale" in report.reason)
 
 
-# ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────────
-
 A = algorithms
 REFUSED: dict[str, tuple[Callable[[], Algorithm], str]] = {
-    "geometric median": (lambda: SecureAggregation(A.RFA()), "the aggregate of GeometricMedian needs every single model"),
+    "geometric median": (
+        lambda: SecureAggregation(A.RFA()),
+        "the aggregate of GeometricMedian needs every single model",
+    ),
     "coordinate median": (lambda: SecureAggregation(A.CoordinateMedian()), "the aggregate of CoordinateMedian needs"),
     "median of Fed+": (lambda: SecureAggregation(A.FedGeoMedPlus()), "the aggregate of Norm2 needs every single model"),
     "robust statistics": (
@@ -524,20 +511,20 @@ WRAPPED: dict[str, tuple[Callable[[], Algorithm], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_add_up_is_refused_with_the_reason(name: str) -> None:
+def test_methods_needing_single_models_are_rejected_with_the_reason(name: str) -> None:
     make, reason = REFUSED[name]
     with pytest.raises(SettingError, match=reason):
         make()
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_what_wraps_it_later_is_refused_before_the_work(name: str) -> None:
+def test_unsound_outer_wrappers_are_rejected_before_training(name: str) -> None:
     make, reason = WRAPPED[name]
     with pytest.raises(SettingError, match=reason):
         federation(make()).fit(1, progress=False)
 
 
-def test_agents_have_no_samples_to_be_weighed_by_before_the_work() -> None:
+def test_agents_have_no_sample_weights_before_training() -> None:
     people = parties.agents(count=3, test_episodes=2)
     net = partial(nn.Linear, 4, 2)
     with pytest.raises(SettingError, match=r"agents and desks have none before training. Use weights='uniform'"):

@@ -1,4 +1,4 @@
-"""The audit log: whatever is edited, removed, inserted, moved or cut off is found, and a kill is told from that."""
+"""The audit log detects every edited, removed, inserted, moved or cut line, and recovers from kills."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SETTINGS = settings(
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sync is still a place to die at; what only a power cut would show needs no waiting here."""
+    """Skip fsync: every sync is still a place to be killed at, and no test here cuts the power."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def written(folder: Path, n: int = N) -> AuditLog:
-    """A log of n lines, as a process without the key has written it but for the first."""
+    """Return a log of n lines, all but the first written without the key."""
     folder.mkdir(exist_ok=True)
     AuditLog(folder, SECRET).start("created", who="me")
     audit = AuditLog(folder, None)
@@ -68,7 +68,7 @@ def refused(folder: Path, secret: bytes | None = None) -> str:
 
 
 def resealed(lines: list[bytes]) -> bytes:
-    """Lines with numbers and seals made anew, as anybody can who knows how the log is made."""
+    """Return lines with recomputed numbers and chain hashes, as anybody could make them."""
     chain_hash = ""
     made = []
     for number, line in enumerate(lines, 1):
@@ -86,7 +86,7 @@ def head_for(data: bytes, secret: str) -> bytes:
     return json.dumps({"n": last["n"], "chain_hash": last["chain_hash"], "secret": secret}).encode()
 
 
-def test_what_is_written_is_read_with_and_without_the_key(tmp_path: Path) -> None:
+def test_log_reads_back_with_and_without_the_key(tmp_path: Path) -> None:
     audit = written(tmp_path)
     assert audit.last_line.number == read(tmp_path) == read(tmp_path, SECRET) == N
     assert audit.open_counts == {"north": N - 1}
@@ -96,7 +96,7 @@ def test_what_is_written_is_read_with_and_without_the_key(tmp_path: Path) -> Non
     assert refused(tmp_path, b"x" * 32).startswith("Line 1 or 1 of")  # another key
 
 
-def test_two_who_write_in_turn_go_on_where_the_other_ended(tmp_path: Path) -> None:
+def test_two_writers_in_turn_continue_each_others_log(tmp_path: Path) -> None:
     one = written(tmp_path)
     two = AuditLog(tmp_path, SECRET)
     for i in range(6):
@@ -106,7 +106,7 @@ def test_two_who_write_in_turn_go_on_where_the_other_ended(tmp_path: Path) -> No
     assert read(tmp_path, SECRET) == N + 6 and sorted(two.latest_events) == [*"012345"]
 
 
-def test_what_is_held_in_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
     def held(audit: AuditLog) -> int:
         return sum(len(found) for found in vars(audit).values() if isinstance(found, list | tuple | dict))
 
@@ -120,12 +120,9 @@ def test_what_is_held_in_memory_does_not_grow_with_the_lines(tmp_path: Path) -> 
     assert audit.catch_up() == ()
 
 
-# ── what somebody changes ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @SETTINGS
 @given(st.data())
-def test_any_changed_byte_is_found_and_its_line_named(
+def test_any_changed_byte_is_detected_and_its_line_named(
     original: dict[str, bytes], tmp_path: Path, data: st.DataObject
 ) -> None:
     log = bytearray(original[AUDIT_LOG])
@@ -138,7 +135,7 @@ def test_any_changed_byte_is_found_and_its_line_named(
 
 @SETTINGS
 @given(st.sampled_from(["remove", "repeat", "swap", "forge", "cut"]), st.integers(0, N - 1), st.integers(0, N - 1))
-def test_lines_that_are_removed_inserted_moved_or_cut_off_are_found(
+def test_removed_inserted_moved_or_cut_lines_are_detected(
     original: dict[str, bytes], tmp_path: Path, how: str, i: int, j: int
 ) -> None:
     lines = original[AUDIT_LOG].splitlines(keepends=True)
@@ -165,7 +162,7 @@ def test_lines_that_are_removed_inserted_moved_or_cut_off_are_found(
 
 @SETTINGS
 @given(st.sampled_from(["edit", "remove", "insert"]), st.integers(0, N - 1))
-def test_a_log_that_was_sealed_anew_is_found_by_its_head_or_else_by_the_key(
+def test_recomputed_hashes_are_detected_by_the_head_or_the_key(
     original: dict[str, bytes], tmp_path: Path, how: str, i: int
 ) -> None:
     lines = original[AUDIT_LOG].splitlines()
@@ -185,7 +182,7 @@ def test_a_log_that_was_sealed_anew_is_found_by_its_head_or_else_by_the_key(
 
 
 @pytest.mark.parametrize("kept", range(1, N))
-def test_a_log_and_a_head_that_are_cut_together_are_found_with_the_key(
+def test_log_and_head_cut_together_are_detected_with_the_key(
     original: dict[str, bytes], tmp_path: Path, kept: int
 ) -> None:
     cut = b"".join(original[AUDIT_LOG].splitlines(keepends=True)[:kept])
@@ -194,7 +191,7 @@ def test_a_log_and_a_head_that_are_cut_together_are_found_with_the_key(
     assert f"Line {kept} of" in refused(tmp_path, SECRET)
 
 
-def test_who_has_read_the_log_before_sees_that_it_was_put_back(original: dict[str, bytes], tmp_path: Path) -> None:
+def test_earlier_reader_detects_a_restored_log(original: dict[str, bytes], tmp_path: Path) -> None:
     audit = written(tmp_path)
     old = {name: (tmp_path / name).read_bytes() for name in (AUDIT_LOG, AUDIT_HEAD)}
     audit.add("opened", party="north")
@@ -213,18 +210,15 @@ def test_who_has_read_the_log_before_sees_that_it_was_put_back(original: dict[st
 
 
 @pytest.mark.parametrize("head", [b"", b"{}", b"[1]", b'{"n":"9","chain_hash":"","secret":""}', b"[" * 100_000, None])
-def test_a_damaged_head_is_named(original: dict[str, bytes], tmp_path: Path, head: bytes | None) -> None:
+def test_damaged_head_is_an_error(original: dict[str, bytes], tmp_path: Path, head: bytes | None) -> None:
     put(tmp_path, original[AUDIT_LOG], head or b"")
     if head is None:
         (tmp_path / AUDIT_HEAD).unlink()
     assert "audit.head" in refused(tmp_path)
 
 
-# ── what a kill leaves ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_kill_at_any_write_leaves_the_line_or_not(tmp_path: Path, torn: bool) -> None:
+def test_kill_at_any_write_leaves_a_whole_line_or_none(tmp_path: Path, torn: bool) -> None:
     reached = True
     left = set()
     for n in range(40):
@@ -251,7 +245,7 @@ def test_a_kill_at_any_write_leaves_the_line_or_not(tmp_path: Path, torn: bool) 
     [lambda n: inject_faults(n, True, disk_full_error), lambda n: inject_interrupt(n, True)],
     ids=["full", "ctrl-c"],
 )
-def test_the_same_process_goes_on_after_a_full_disk_or_an_interrupt(
+def test_same_process_continues_after_a_full_disk_or_an_interrupt(
     tmp_path: Path, make: Callable[[int], inject_faults]
 ) -> None:
     for n in range(8):
@@ -265,7 +259,7 @@ def test_the_same_process_goes_on_after_a_full_disk_or_an_interrupt(
 
 
 @pytest.mark.parametrize("rubbish", [b"\0" * 40, b'{"n": 10, "at"', b"{}\n"])
-def test_rubbish_behind_the_last_line_is_cut_off_and_the_log_says_so(
+def test_bytes_after_the_last_line_are_cut_off_and_logged(
     original: dict[str, bytes], tmp_path: Path, rubbish: bytes
 ) -> None:
     put(tmp_path, original[AUDIT_LOG] + rubbish, original[AUDIT_HEAD])
@@ -275,7 +269,7 @@ def test_rubbish_behind_the_last_line_is_cut_off_and_the_log_says_so(
     assert read(tmp_path, SECRET) == N + 1
 
 
-def test_a_line_behind_the_head_counts_only_if_it_has_the_mark(original: dict[str, bytes], tmp_path: Path) -> None:
+def test_line_beyond_the_head_counts_only_with_its_mark(original: dict[str, bytes], tmp_path: Path) -> None:
     lines = original[AUDIT_LOG].splitlines(keepends=True)
     forged = resealed([*lines, lines[-1]])
     assert f"Line {N} or {N + 1} of" in refused(put(tmp_path, forged, original[AUDIT_HEAD]))

@@ -1,4 +1,4 @@
-"""Tensors in a file: those that safetensors reads, without what it loses."""
+"""Mapped tensors equal those that safetensors reads, without its memory leak."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from descant.storage.safetensors_header import DTYPES
 
 
 @pytest.mark.parametrize("kind", DTYPES.values(), ids=str)
-def test_they_are_what_safetensors_reads(tmp_path: Path, kind: torch.dtype) -> None:
+def test_mapped_tensors_equal_those_of_safetensors(tmp_path: Path, kind: torch.dtype) -> None:
     drawn = torch.randint(0, 2, (3, 5, 4), generator=torch.Generator().manual_seed(0))
     given = {"many": drawn.to(kind), "ä/one": drawn[0, 0, 0].clone().to(kind), "none": torch.empty(0, 7, dtype=kind)}
     save_file({**given, "odd": torch.zeros(3, dtype=torch.uint8)}, tmp_path / "file", {"said": "something"})
@@ -28,7 +28,7 @@ def test_they_are_what_safetensors_reads(tmp_path: Path, kind: torch.dtype) -> N
         assert found[name].flatten().view(torch.uint8).equal(tensor.flatten().view(torch.uint8))
 
 
-def test_whoever_writes_into_one_changes_no_file_and_it_outlives_its_file(tmp_path: Path) -> None:
+def test_writing_into_a_mapped_tensor_changes_no_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     save_file({"w": torch.ones(1000)}, file)
     found = map_tensors(file)["w"]
@@ -39,7 +39,7 @@ def test_whoever_writes_into_one_changes_no_file_and_it_outlives_its_file(tmp_pa
 
 
 @pytest.mark.parametrize("cut", [0, 4, 40, 4000])
-def test_a_file_that_was_cut_is_refused(tmp_path: Path, cut: int) -> None:
+def test_truncated_file_is_rejected(tmp_path: Path, cut: int) -> None:
     file = tmp_path / "file"
     save_file({"w": torch.ones(1000)}, file)
     file.write_bytes(file.read_bytes()[:cut])
@@ -47,7 +47,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path, cut: int) -> None:
         map_tensors(file)
 
 
-def test_reading_again_and_again_takes_no_memory(tmp_path: Path) -> None:
+def test_repeated_mapping_leaks_no_memory(tmp_path: Path) -> None:
     file = tmp_path / "file"
     save_file({f"w{i}": torch.ones(300) for i in range(20)}, file)
     map_tensors(file)

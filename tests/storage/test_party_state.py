@@ -54,7 +54,7 @@ Moves = st.tuples(
 
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(st.lists(Moves))
-def test_a_store_is_a_dictionary_wherever_memories_are(moves: list[tuple[str, int, bool, str]]) -> None:
+def test_a_remote_store_is_a_dictionary_wherever_states_are(moves: list[tuple[str, int, bool, str]]) -> None:
     fetched = list[int]()
 
     def fetch(place: int) -> dict[str, torch.Tensor]:
@@ -85,8 +85,8 @@ def test_a_store_is_a_dictionary_wherever_memories_are(moves: list[tuple[str, in
     assert store.names() == [] and store.get("a") == {}
 
 
-def test_undoing_what_is_far_may_be_broken_off_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever presses Ctrl-C twice has the round before all the same."""
+def test_interrupted_rollback_of_remote_state_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C pressed twice the previous round is still there."""
     store = RemotePartyStore(10**6)
     for round, place in ((1, 10), (2, 20)):
         store.stage("a", RemoteState(place, lambda place: {"w": torch.full((4,), place)}))
@@ -104,8 +104,8 @@ def test_undoing_what_is_far_may_be_broken_off_as_well(monkeypatch: pytest.Monke
     assert store.round == 1 and int(store.get("a")["w"][0]) == 10
 
 
-def test_what_was_before_a_round_goes_when_the_next_begins() -> None:
-    """Or memories would be there three times while a round goes on: before, now, and the new ones."""
+def test_undo_record_is_dropped_when_the_next_round_starts() -> None:
+    """Otherwise a round would hold three copies: the previous, the current and the new state."""
     store = RemotePartyStore(10**6)
     places = list[weakref.ref[RemoteState]]()
     for round in (1, 2, 3):
@@ -122,7 +122,7 @@ def test_what_was_before_a_round_goes_when_the_next_begins() -> None:
         store.rollback(1)
 
 
-def test_a_large_memory_is_the_sign_to_let_them_stay() -> None:
+def test_large_party_state_marks_the_store_as_remote() -> None:
     store = RemotePartyStore(10**6)
     store.stage("a", {"w": torch.zeros(MIN_REMOTE_BYTES - 1, dtype=torch.uint8)})
     assert not store.has_remote
@@ -130,7 +130,7 @@ def test_a_large_memory_is_the_sign_to_let_them_stay() -> None:
     assert store.has_remote
 
 
-def test_what_is_handed_out_or_in_is_not_shared() -> None:
+def test_store_copies_tensors_in_and_out() -> None:
     store = PartyStore()
     row = torch.zeros(3)
     store.stage("a", {"w": row})
@@ -141,7 +141,7 @@ def test_what_is_handed_out_or_in_is_not_shared() -> None:
     assert torch.equal(store.get("a")["w"], torch.zeros(3))
 
 
-def test_only_the_parties_that_count_are_committed() -> None:
+def test_only_named_parties_are_committed() -> None:
     store = PartyStore()
     for name in "ab":
         store.stage(name, {"w": torch.ones(1)})
@@ -152,7 +152,7 @@ def test_only_the_parties_that_count_are_committed() -> None:
 
 
 def test_a_hundred_thousand_parties_of_which_ten_take_part() -> None:
-    """Only those who trained have state, and no more of it is in memory than the budget allows."""
+    """Only parties that trained have state, and no more of it is in memory than the budget allows."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 784)).astype(np.float32)
     y = np.array([0, 1, 2])
@@ -177,8 +177,8 @@ ENTRIES = st.dictionaries(st.text(max_size=2), NUMBERS, max_size=3)
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.lists(st.one_of(st.none(), st.lists(ENTRIES, min_size=1, max_size=3)), max_size=20), st.data())
-def test_what_is_kept_reads_like_a_list_and_is_the_json_of_one(steps: list[Any], data: st.DataObject) -> None:
-    """However often it was made small in between: `None` is that it is."""
+def test_compressed_list_reads_like_a_list_and_gives_its_json(steps: list[Any], data: st.DataObject) -> None:
+    """`None` compresses the list in between, however often."""
     kept = CompressedList[dict[str, Any]]([], dict, dict)
     expected = list[dict[str, Any]]()
     for entries in steps:
@@ -200,7 +200,7 @@ def test_what_is_kept_reads_like_a_list_and_is_the_json_of_one(steps: list[Any],
         kept[len(kept)]
 
 
-def test_the_last_that_is_kept_can_be_changed() -> None:
+def test_last_entry_of_a_compressed_list_can_be_changed() -> None:
     kept = CompressedList([{"round": round} for round in range(64)], dict, dict)
     kept.compress()
     kept[-1]["own"] = 0.5
@@ -208,8 +208,8 @@ def test_the_last_that_is_kept_can_be_changed() -> None:
     assert kept == [*({"round": round} for round in range(63)), {"round": 63, "own": 0.5}] and kept != kept[:-1]
 
 
-def test_what_is_kept_can_be_pickled_and_copied() -> None:
-    """Whoever compares runs in several processes sends it from one to another."""
+def test_compressed_list_can_be_pickled_and_copied() -> None:
+    """A comparison in several processes sends it between them."""
     refusals = make_rejections(Rejection("a", round, "late") for round in range(70))
     refusals.compress()
     assert pickle.loads(pickle.dumps(refusals)) == [*refusals]  # noqa: S301
@@ -218,7 +218,7 @@ def test_what_is_kept_can_be_pickled_and_copied() -> None:
     assert len(other) == 71 and len(refusals) == 70 and other[:-1] == [*refusals]
 
 
-def test_the_last_of_what_is_kept_is_read_without_opening_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_entries_are_read_without_decompressing_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = CompressedList([{"round": round} for round in range(1000)], dict, dict)
     opened = list[_Block]()
     kept.compress()

@@ -1,4 +1,4 @@
-"""Stacks beyond the budget lie in files that have no name: the numbers are the same, and nothing is left of them."""
+"""Stacks beyond the memory budget lie in unnamed files, with the same numbers and no remains."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STAND_INS = {"late": lambda: algorithms.FedBuff(2), "everybody": lambda: METHODS
 
 @pytest.fixture
 def mapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
-    """How many bytes were mapped, each time; and temporary files lie in a folder of their own."""
+    """Record the size of each mapped file, and put temporary files in a separate folder."""
     sizes: list[int] = []
 
     def counting(descriptor: int, size: int) -> None:
@@ -53,7 +53,7 @@ def mapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "comed", "rfa", "fedgeomed+"])
-def test_answers_beyond_the_budget_go_to_files_and_change_nothing(
+def test_replies_beyond_the_budget_go_to_files_and_change_nothing(
     tmp_path: Path, mapped: list[int], method: str
 ) -> None:
     fed = deployed_federation(InMemoryTransport(silo_handlers(tmp_path / "silos")), recipe_for(method))
@@ -73,7 +73,7 @@ def test_answers_beyond_the_budget_go_to_files_and_change_nothing(
 
 
 @pytest.mark.parametrize("name", [*METHODS, *STAND_INS])
-def test_no_method_sees_where_its_stack_lies(mapped: list[int], name: str) -> None:
+def test_spilled_stacks_give_the_same_hash_for_every_method(mapped: list[int], name: str) -> None:
     def hashed(budget: int) -> str:
         make = {**METHODS, **STAND_INS}[name]
         solver = Sgd(lr=0.05, steps=2, batch=4)
@@ -86,7 +86,7 @@ def test_no_method_sees_where_its_stack_lies(mapped: list[int], name: str) -> No
     assert hashed(2**30) == hashed(0) and mapped
 
 
-def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
+def test_kill_leaves_no_spill_file(tmp_path: Path) -> None:
     code = "import os, torch; from descant.storage.spill import spill_buffer; spill_buffer((2**20,), torch.float32, 0).fill_(1)"
     command = [sys.executable, "-c", f"{code}; os.kill(os.getpid(), 9)"]
     where = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -95,7 +95,7 @@ def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_parties_keep_is_staged_and_given_out_in_files_where_it_does_not_fit(mapped: list[int]) -> None:
+def test_party_state_beyond_the_budget_is_staged_and_copied_in_files(mapped: list[int]) -> None:
     rows = {name: torch.randn(2**18 + 1) for name in "abc"}  # a little over 1 MB each
     size = rows["a"].nbytes
     roomy = PartyStore(2**30)
@@ -114,7 +114,7 @@ def test_what_parties_keep_is_staged_and_given_out_in_files_where_it_does_not_fi
 
 
 @pytest.mark.parametrize("place", [True, False], ids=["mapped", "read"])
-def test_a_letter_in_a_file_is_the_same_letter_and_outlives_it(monkeypatch: pytest.MonkeyPatch, place: bool) -> None:
+def test_message_in_a_file_unpacks_equal_and_outlives_the_file(monkeypatch: pytest.MonkeyPatch, place: bool) -> None:
     if not place:  # a system that gives its files no names by their numbers
         monkeypatch.setattr(SpillFile, "path", None)
     arrays = {"w": torch.randn(300, 7), "b": torch.arange(5.0).double(), "none": torch.empty(0, 3)}
@@ -126,7 +126,7 @@ def test_a_letter_in_a_file_is_the_same_letter_and_outlives_it(monkeypatch: pyte
     assert all(found.arrays[name].equal(tensor) for name, tensor in arrays.items())
 
 
-def test_a_letter_in_a_file_that_is_spoiled_anywhere_is_refused() -> None:
+def test_message_file_damaged_at_any_byte_is_rejected() -> None:
     whole = pack(Reply("a", 3, "train", arrays={"w": torch.randn(30)}, metrics={"loss": 1.5}))
     for at in range(0, len(whole), 3):
         with pytest.raises(EngineError, match=f"These {at} bytes"):
@@ -136,7 +136,7 @@ def test_a_letter_in_a_file_that_is_spoiled_anywhere_is_refused() -> None:
             unpack(to_spill_file(flipped), Reply)
 
 
-def test_a_disk_that_is_full_when_an_answer_comes_or_a_letter_goes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_while_a_message_is_spilled_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -148,7 +148,7 @@ def test_a_disk_that_is_full_when_an_answer_comes_or_a_letter_goes_is_said(monke
         pack_or_spill(0, Reply("a", 3, "train", arrays={"w": torch.randn(30)}))
 
 
-def test_a_full_disk_is_told_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_an_error_before_a_buffer_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -157,7 +157,7 @@ def test_a_full_disk_is_told_before_anything_is_written(monkeypatch: pytest.Monk
         spill_buffer((2, 10**6), torch.float32, 0)
 
 
-def test_a_letter_that_is_made_in_a_file_is_the_same_letter() -> None:
+def test_message_packed_into_a_file_has_the_same_bytes() -> None:
     whole = torch.randn(4, 6)
     arrays = {"0ß": whole[1], "1": whole.T, "half": torch.randn(3).half(), "wide": torch.randn(2, 2).double()}
     arrays |= {"none": torch.empty(0, 3), "one": torch.tensor(7), "yes": torch.tensor([True]), "again": whole[1]}
@@ -224,8 +224,8 @@ train(1581, sys.argv[1] + "/large")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own count of memory is read")
-def test_a_driver_has_two_models_in_memory_and_some_columns_whenever_one_looks(tmp_path: Path) -> None:
-    """Of 40 MB each, from before there is one to the last round: the centre and the next one."""
+def test_server_holds_at_most_two_models_and_some_columns_in_memory(tmp_path: Path) -> None:
+    """Of 40 MB each, from before the first to the last round: the global model and the next one."""
     model = 4 * (4 * 1581 * 1582 + 10 * 1582)
     command = [sys.executable, "-c", DRIVER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
@@ -242,6 +242,6 @@ def test_a_driver_has_two_models_in_memory_and_some_columns_whenever_one_looks(t
 
 
 def anonymous(process: int) -> int:
-    """Bytes of memory that nobody can take away; 0 of a process that has ended."""
+    """Return the anonymous RSS of a process; 0 if it has ended."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon")), 0)

@@ -1,4 +1,4 @@
-"""Custody: planted rows appear nowhere in clear, whatever is wrong is named and refused, and forgetting is for good."""
+"""The vault: rows never appear in clear, faults are named and rejected, and forgetting is final."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EXPECTED = ExpectedCoreset(FORM, max_rows=4, classes=10)
 
 
 def rows(mark: float = 0.5) -> CoresetRows:
-    """Two rows with numbers that occur nowhere else."""
+    """Return two rows with numbers that occur nowhere else."""
     x = torch.tensor([[12345.678, mark, 1.0], [98765.432, mark, 2.0]])
     return CoresetRows(x, torch.tensor([3, 7]), torch.tensor([10.0, 20.0], dtype=torch.float64))
 
@@ -57,7 +57,7 @@ CANARIES = [rows().x[i].numpy().tobytes()[:8] for i in (0, 1)] + [b"12345.6", b"
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sync is still a place to die at; what only a power cut would show needs no waiting here."""
+    """Skip fsync: every sync is still a place to be killed at, and no test here cuts the power."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -83,12 +83,9 @@ def bytes_in(folder: Path) -> bytes:
     return b"\n".join(file.read_bytes() + str(file).encode() for file in sorted(folder.rglob("*")) if file.is_file())
 
 
-# ── sealing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(st.binary(max_size=300), st.text(max_size=60), st.text(max_size=60), st.integers(0, 2**53))
-def test_what_is_sealed_is_opened_by_both_keys_together(plain: bytes, run: str, party: str, generation: int) -> None:
+def test_decryption_needs_both_keys(plain: bytes, run: str, party: str, generation: int) -> None:
     own = PrivateKey.new()
     sealed = sealed_for(KEY.public + own.public, plain, run, party, generation)
     assert decrypt_coreset(sealed, KEY, own, run=run, party=party) == plain
@@ -97,8 +94,8 @@ def test_what_is_sealed_is_opened_by_both_keys_together(plain: bytes, run: str, 
     assert len(plain) < 4 or plain not in sealed
 
 
-def test_a_sealed_coreset_is_what_the_text_says_it_is() -> None:
-    """Opened here by hand, with HKDF written out, from the formulas in the docstring of `encryption`."""
+def test_encryption_follows_the_documented_formulas() -> None:
+    """Decrypt by hand, with HKDF written out, from the formulas in the docstring of `encryption`."""
     own = PrivateKey.new()
     sealed = sealed_for(KEY.public + own.public, b"some rows", "run", "north", 3)
     mark = sealed[:17]
@@ -118,14 +115,14 @@ def test_a_sealed_coreset_is_what_the_text_says_it_is() -> None:
     assert hashlib.sha256(b"some rows").hexdigest().encode() not in sealed  # or a guess could be tried
 
 
-def test_no_nonce_and_no_key_is_used_twice() -> None:
+def test_no_nonce_and_no_ephemeral_key_is_used_twice() -> None:
     own = PrivateKey.new()
     headers = [read_coreset_header(sealed_for(KEY.public + own.public, b"same", "run", "north", 1)) for _ in range(300)]
     for part in ("nonce", "once", "digest"):
         assert len({getattr(header, part) for header in headers}) == 300
 
 
-def test_every_changed_missing_or_added_byte_is_refused() -> None:
+def test_every_changed_missing_or_added_byte_is_rejected() -> None:
     own = PrivateKey.new()
     sealed = sealed_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
     changed = [sealed[:i] + bytes([sealed[i] ^ 1 << i % 8]) + sealed[i + 1 :] for i in range(len(sealed))]
@@ -147,7 +144,7 @@ def test_every_changed_missing_or_added_byte_is_refused() -> None:
     + [(place, "was changed") for place in ("generation", "nonce", "once", "body", "tag")]
     + [("vault", "for the vault"), ("key", "for the key"), ("size", "was truncated, or bytes were added")],
 )
-def test_what_was_changed_is_named(place: str, says: str) -> None:
+def test_changed_field_is_named(place: str, says: str) -> None:
     own = PrivateKey.new()
     sealed = sealed_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
     if place in ("mark", "body", "tag"):
@@ -182,12 +179,12 @@ GOOD |= {"nonce": "00" * 12, "digest": "00" * 32, "size": 0}
         {"size": -16}, {"size": 2**40}, {"nonce": "00"}, {"once": None}, {"run": 1}, {"party": [1]}, {"key": "zz" * 32},
     )],
 )  # fmt: skip
-def test_headers_that_lie_are_refused_before_anything_is_done(data: bytes) -> None:
+def test_invalid_headers_are_rejected_first(data: bytes) -> None:
     with pytest.raises(VaultError):
         read_coreset_header(data)
 
 
-def test_a_header_is_read_up_to_its_largest_size() -> None:
+def test_header_is_read_up_to_its_maximum_size() -> None:
     text = json.dumps(GOOD).encode()
     assert read_coreset_header(header_bytes(text) + bytes(16)).party == "p"  # the one above passes with its tag
     assert read_coreset_header(header_bytes(text.ljust(4096)) + bytes(16)).party == "p"
@@ -195,7 +192,7 @@ def test_a_header_is_read_up_to_its_largest_size() -> None:
         read_coreset_header(header_bytes(text.ljust(4097)) + bytes(16))
 
 
-def test_a_party_that_lies_about_its_digest_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_false_digest_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     own = PrivateKey.new()
     with monkeypatch.context() as lie:
         lie.setattr("descant.storage.vault.encryption._digest", lambda check, plain: "00" * 32)
@@ -205,12 +202,12 @@ def test_a_party_that_lies_about_its_digest_is_found_out(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("point", [bytes(32), (1).to_bytes(32, "little"), bytes(31)])
-def test_a_point_on_which_all_keys_agree_is_refused(point: bytes) -> None:
+def test_public_key_with_a_constant_shared_secret_is_rejected(point: bytes) -> None:
     with pytest.raises(VaultError, match="not a valid public key"):
         KEY.exchange(point)
 
 
-def test_nothing_is_sealed_that_could_not_be_opened() -> None:
+def test_unopenable_coresets_are_not_encrypted() -> None:
     invitation = KEY.public * 2
     for public, plain, run, generation, says in (
         (KEY.public, b"", "r", 1, "two keys of 32 bytes. Got 32 bytes"),
@@ -222,7 +219,7 @@ def test_nothing_is_sealed_that_could_not_be_opened() -> None:
             sealed_for(public, plain, run, "p", generation)
 
 
-def test_a_party_seals_only_for_the_vault_that_it_was_told_of(vault: Vault) -> None:
+def test_party_encrypts_only_for_the_expected_fingerprint(vault: Vault) -> None:
     told = key_fingerprint(KEY.public)
     invitation = vault.invite("north")
     assert (
@@ -234,9 +231,6 @@ def test_a_party_seals_only_for_the_vault_that_it_was_told_of(vault: Vault) -> N
         VaultError, match=rf"asked to encrypt for vault {key_fingerprint(swapped.public_keys)}, and expects .*{told}"
     ):
         encrypt_coreset(swapped, b"rows", "run", party="north", expected_fingerprint=told)
-
-
-# ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_key_shows_nothing_of_itself(tmp_path: Path) -> None:
@@ -251,7 +245,7 @@ def test_a_key_shows_nothing_of_itself(tmp_path: Path) -> None:
     assert not hasattr(KEY, "__dict__")
 
 
-def test_a_key_file_is_its_owners_alone(tmp_path: Path) -> None:
+def test_key_file_must_be_readable_by_its_owner_only(tmp_path: Path) -> None:
     file = tmp_path / "key"
     KEY.write(file)
     assert file.stat().st_mode & 0o777 == 0o600 and read_key(file).public == KEY.public
@@ -269,13 +263,13 @@ def test_a_key_file_is_its_owners_alone(tmp_path: Path) -> None:
         assert bytes(range(32)).hex()[:20] not in str(found.value)
 
 
-def test_a_lost_key_is_an_error_that_says_what_is_lost_and_what_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_key_error_names_what_is_lost_and_what_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     monkeypatch.setattr(sys, "stdin", None)
     for file in (tmp_path / "gone", None):
-        with pytest.raises(VaultError, match=r"nobody can open its coresets: .* encrypted new ones .* models .* not lost"):
+        with pytest.raises(
+            VaultError, match=r"nobody can open its coresets: .* encrypted new ones .* models .* not lost"
+        ):
             read_key(file)
 
 
@@ -295,14 +289,11 @@ def test_a_key_comes_from_the_environment_or_from_a_prompt(monkeypatch: pytest.M
     sys.stdin.close()
 
 
-# ── rows ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @settings(deadline=None, derandomize=True, max_examples=30)
 @given(
     st.integers(1, 4), st.sampled_from([torch.float32, torch.float16, torch.int64]), st.sampled_from([(), (3,), (2, 2)])
 )
-def test_rows_are_the_same_after_the_way_through_bytes(m: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_rows_survive_encoding(m: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     sent = CoresetRows(
         torch.randint(0, 9, (m, *shape)).to(dtype), torch.arange(m), torch.rand(m, dtype=torch.float64) + 0.1
     )
@@ -342,7 +333,7 @@ def bad_rows() -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize(("says", "plain"), list(bad_rows()))
-def test_rows_that_cannot_be_trained_on_are_refused_without_showing_them(vault: Vault, says: str, plain: bytes) -> None:
+def test_unusable_rows_are_rejected_without_showing_them(vault: Vault, says: str, plain: bytes) -> None:
     sealed = sent(vault, "north", 1, plain)
     with pytest.raises(VaultError, match=says) as found:
         vault.store("north", sealed, EXPECTED)
@@ -360,7 +351,7 @@ def test_rows_that_cannot_be_trained_on_are_refused_without_showing_them(vault: 
 
 @settings(deadline=None, derandomize=True)
 @given(st.integers(1, 10**6), st.floats(1e-6, 1), st.none() | st.integers(1, 10**6))
-def test_never_more_leaves_than_was_agreed(samples: int, share: float, count: int | None) -> None:
+def test_coreset_limit_is_never_exceeded(samples: int, share: float, count: int | None) -> None:
     agreed = CoresetLimit(share, count)
     most = agreed.max_rows(samples)
     assert 1 <= most <= samples and most <= max(1, share * samples + 1) and (count is None or most <= count)
@@ -368,12 +359,14 @@ def test_never_more_leaves_than_was_agreed(samples: int, share: float, count: in
     with pytest.raises(VaultError, match=rf"has {most + 1} of its {samples} rows\. Its limit is {most}\."):
         check_coreset_limit("north", most + 1, samples, coreset_limit=agreed)
     check_coreset_limit("north", 1, samples, coreset_limit=agreed, deposited_rows=most - 1)
-    with pytest.raises(VaultError, match=rf"has 1 of .* not left before, besides {most} that have\. Its limit is {most}\."):
+    with pytest.raises(
+        VaultError, match=rf"has 1 of .* not left before, besides {most} that have\. Its limit is {most}\."
+    ):
         check_coreset_limit("north", 1, samples, coreset_limit=agreed, deposited_rows=most)
 
 
 @pytest.mark.parametrize("agreed", [CoresetLimit(share=0), CoresetLimit(count=0), CoresetLimit(share=0, count=5)])
-def test_a_party_can_agree_to_nothing(agreed: CoresetLimit) -> None:
+def test_coreset_limit_zero_allows_no_row(agreed: CoresetLimit) -> None:
     with pytest.raises(VaultError, match="has 1 of its 100 rows. Its limit is 0"):
         check_coreset_limit("north", 1, 100, coreset_limit=agreed)
 
@@ -381,15 +374,12 @@ def test_a_party_can_agree_to_nothing(agreed: CoresetLimit) -> None:
 @pytest.mark.parametrize(
     "agreed", [CoresetLimit(-0.1), CoresetLimit(1.1), CoresetLimit(count=-1), CoresetLimit(count=2.5)]
 )  # type: ignore[arg-type]
-def test_an_agreement_that_is_none_is_named(agreed: CoresetLimit) -> None:
+def test_invalid_coreset_limit_is_rejected(agreed: CoresetLimit) -> None:
     with pytest.raises(SettingError, match=r"of CoresetLimit must be"):
         check_coreset_limit("north", 1, 100, coreset_limit=agreed)
 
 
-# ── the vault ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_rows_go_in_sealed_and_come_out_the_same(vault: Vault) -> None:
+def test_stored_rows_are_opened_unchanged(vault: Vault) -> None:
     server = Vault(vault.folder)  # which has no key
     invitation = server.invite("north")
     assert invitation == vault.invite("north") and invitation != vault.invite("south")
@@ -413,7 +403,7 @@ def test_rows_go_in_sealed_and_come_out_the_same(vault: Vault) -> None:
     assert vault.verify().coresets == 1 and server.verify().with_key is False
 
 
-def test_planted_rows_and_keys_are_in_no_file_and_no_message(
+def test_rows_and_keys_are_in_no_file_and_no_message(
     vault: Vault, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     said = []
@@ -437,7 +427,7 @@ def test_planted_rows_and_keys_are_in_no_file_and_no_message(
     assert pack_rows(rows())[-16:] not in everything and b"north" in everything
 
 
-def test_files_are_their_owners_alone(vault: Vault) -> None:
+def test_vault_files_are_readable_by_their_owner_only(vault: Vault) -> None:
     vault.store("north", sent(vault, "north", 1))
     modes = {file.name: file.stat().st_mode & 0o777 for file in vault.folder.rglob("*")}
     assert modes["parties"] == 0o700 and modes["key"] == modes["coreset"] == modes["audit.head"] == 0o600
@@ -448,7 +438,7 @@ def test_files_are_their_owners_alone(vault: Vault) -> None:
             what()
 
 
-def test_another_vault_s_key_is_named(vault: Vault) -> None:
+def test_key_of_another_vault_is_rejected(vault: Vault) -> None:
     other = PrivateKey.new()
     with pytest.raises(
         VaultError, match=f"key of the vault {key_fingerprint(other.public)}, and .*{key_fingerprint(KEY.public)}"
@@ -456,7 +446,7 @@ def test_another_vault_s_key_is_named(vault: Vault) -> None:
         Vault(vault.folder, other)
 
 
-def test_what_is_for_others_or_older_is_refused_and_logged(vault: Vault, tmp_path: Path) -> None:
+def test_foreign_or_older_coresets_are_rejected_and_logged(vault: Vault, tmp_path: Path) -> None:
     second = Vault.create(tmp_path / "second", KEY, "run 8")  # the same key, another run
     foreign = Vault.create(tmp_path / "foreign", PrivateKey.new(), vault.run)
     first = sent(vault, "north", 3)
@@ -485,7 +475,7 @@ def test_what_is_for_others_or_older_is_refused_and_logged(vault: Vault, tmp_pat
     assert sum(event["event"] in ("sealed", "refreshed") for event in events(vault)) == 2
 
 
-def test_with_the_key_a_forged_coreset_does_not_drive_out_a_good_one(vault: Vault) -> None:
+def test_forged_coreset_replaces_no_good_one_if_the_key_is_present(vault: Vault) -> None:
     vault.store("north", sent(vault, "north", 1))
     forged = sent(vault, "north", 2)
     forged = forged[:-1] + bytes([forged[-1] ^ 1])
@@ -497,7 +487,7 @@ def test_with_the_key_a_forged_coreset_does_not_drive_out_a_good_one(vault: Vaul
         vault.open("north", 2, EXPECTED)
 
 
-def test_a_coreset_that_was_changed_or_put_back_on_the_disk_is_named(vault: Vault) -> None:
+def test_coreset_changed_or_restored_on_disk_is_detected(vault: Vault) -> None:
     vault.store("north", sent(vault, "north", 1))
     file = next(vault.folder.rglob("coreset"))
     old = file.read_bytes()
@@ -515,7 +505,7 @@ def test_a_coreset_that_was_changed_or_put_back_on_the_disk_is_named(vault: Vaul
         vault.invite("north")
 
 
-def test_a_folder_put_back_is_seen_by_a_note_kept_elsewhere(vault: Vault, tmp_path: Path) -> None:
+def test_restored_folder_is_detected_by_a_noted_line(vault: Vault, tmp_path: Path) -> None:
     shutil.copytree(vault.folder, tmp_path / "old")
     vault.store("north", sent(vault, "north", 1))
     noted = vault.verify()
@@ -531,7 +521,7 @@ def test_a_folder_put_back_is_seen_by_a_note_kept_elsewhere(vault: Vault, tmp_pa
     assert list(vault.folder.rglob("coreset"))
 
 
-def test_two_at_the_same_folder_wait_for_one_another(vault: Vault) -> None:
+def test_concurrent_users_of_a_vault_wait_for_each_other(vault: Vault) -> None:
     def use(name: str) -> None:
         mine = Vault(vault.folder, KEY)
         for generation in range(1, 5):
@@ -548,7 +538,7 @@ def test_two_at_the_same_folder_wait_for_one_another(vault: Vault) -> None:
 
 
 @pytest.mark.parametrize("about", [b"", b"{}", b"[]", b'{"vault": 2, "run": "r", "public": "00"}', None])
-def test_a_folder_that_is_no_vault_is_named(vault: Vault, about: bytes | None) -> None:
+def test_folder_without_a_valid_manifest_is_rejected(vault: Vault, about: bytes | None) -> None:
     file = vault.folder / "vault.json"
     file.unlink() if about is None else file.write_bytes(about)
     with pytest.raises(StateError, match=r"holds no vault|is damaged, or of another version"):
@@ -556,7 +546,7 @@ def test_a_folder_that_is_no_vault_is_named(vault: Vault, about: bytes | None) -
 
 
 @pytest.mark.parametrize("what", ["run", "public"])
-def test_a_vault_whose_run_or_key_was_changed_is_refused_when_it_is_opened(vault: Vault, what: str) -> None:
+def test_manifest_with_another_run_or_key_is_rejected(vault: Vault, what: str) -> None:
     file = vault.folder / "vault.json"
     about = json.loads(file.read_bytes())
     file.write_text(json.dumps({**about, what: "run 8" if what == "run" else PrivateKey.new().public.hex()}))
@@ -571,7 +561,7 @@ def test_a_vault_whose_run_or_key_was_changed_is_refused_when_it_is_opened(vault
 
 @pytest.mark.parametrize("name", ["x", "key", "coreset.new", "parties/aaaa", "audit.head.new", ".lock"])
 def test_nothing_is_written_through_a_link(vault: Vault, tmp_path: Path, name: str) -> None:
-    """Not even by who only lists: a link that somebody put into the folder may lead to any file of the user."""
+    """Not even by listing: a link in the folder may lead to any file of the user."""
     place = vault.folder / "parties" / ("a" * 32)
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -589,7 +579,7 @@ def test_nothing_is_written_through_a_link(vault: Vault, tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("what", ["a file", "a folder in a drawer"])
-def test_what_does_not_belong_among_the_drawers_is_named(vault: Vault, what: str) -> None:
+def test_foreign_files_among_the_entries_are_rejected(vault: Vault, what: str) -> None:
     place = vault.folder / "parties" / ("a" * 32)
     place.touch() if what == "a file" else (place / "key").mkdir(parents=True)
     with pytest.raises(StateError, match=r"a{32}.* is not a file of the vault"):
@@ -597,7 +587,7 @@ def test_what_does_not_belong_among_the_drawers_is_named(vault: Vault, what: str
     assert place.exists()
 
 
-def test_the_coreset_before_the_newest_is_kept_for_a_run_that_is_resumed_from_then(vault: Vault) -> None:
+def test_previous_coreset_is_kept_for_a_resumed_run(vault: Vault) -> None:
     known = []
     for generation in (1, 2, 3):
         sealed = sent(vault, "north", generation, rows(float(generation)))
@@ -618,10 +608,7 @@ def test_the_coreset_before_the_newest_is_kept_for_a_run_that_is_resumed_from_th
     assert vault.verify().coresets == 1 and not list(vault.folder.rglob("coreset.old"))
 
 
-# ── forgetting ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_what_is_forgotten_cannot_be_opened_from_any_copy(vault: Vault) -> None:
+def test_no_copy_of_a_forgotten_coreset_can_be_opened(vault: Vault) -> None:
     for party in ("north", "south"):
         vault.store(party, sent(vault, party, 1))
     sealed = sent(vault, "north", 2)
@@ -657,8 +644,8 @@ def test_what_is_forgotten_cannot_be_opened_from_any_copy(vault: Vault) -> None:
     assert vault.open("south", 3, EXPECTED).y.tolist() == [3, 7] and vault.verify().coresets == 2
 
 
-def test_the_key_is_overwritten_before_its_file_goes(vault: Vault, tmp_path: Path) -> None:
-    """A second name for the same file, as a snapshot of names would be, holds only zeros afterwards."""
+def test_key_is_overwritten_before_its_file_is_removed(vault: Vault, tmp_path: Path) -> None:
+    """A hard link to the same file holds only zeros afterwards."""
     vault.store("north", sent(vault, "north", 1))
     for name in ("key", "coreset"):
         os.link(next(vault.folder.rglob(name)), tmp_path / name)
@@ -666,7 +653,7 @@ def test_the_key_is_overwritten_before_its_file_goes(vault: Vault, tmp_path: Pat
     assert set((tmp_path / "key").read_bytes()) == set((tmp_path / "coreset").read_bytes()) == {0}
 
 
-def test_who_is_not_there_cannot_be_forgotten(vault: Vault) -> None:
+def test_unknown_party_cannot_be_forgotten(vault: Vault) -> None:
     with pytest.raises(VaultError, match=r"Party 'north' is not in the vault .* which is empty"):
         vault.forget("north")
     vault.invite("north")
@@ -679,7 +666,7 @@ def test_who_is_not_there_cannot_be_forgotten(vault: Vault) -> None:
 
 
 @pytest.mark.parametrize("missing", ["key", "coreset", "both", "the drawer"])
-def test_who_has_lost_a_file_is_forgotten_all_the_same(vault: Vault, missing: str) -> None:
+def test_party_with_missing_files_can_be_forgotten(vault: Vault, missing: str) -> None:
     vault.store("north", sent(vault, "north", 1))
     place = vault._entries._party_folder("north")
     for name in ("key", "coreset"):
@@ -693,7 +680,7 @@ def test_who_has_lost_a_file_is_forgotten_all_the_same(vault: Vault, missing: st
     assert vault.verify().coresets == 1
 
 
-def test_nobody_is_forgotten_without_a_line_of_who_ordered_it(vault: Vault) -> None:
+def test_forgetting_is_logged_with_its_user_first(vault: Vault) -> None:
     vault.store("north", sent(vault, "north", 1))
     place = vault._entries._party_folder("north")
     shutil.copy(place / "key", place / "key.gone")  # as a vault of old marked whom it was forgetting
@@ -708,13 +695,15 @@ def test_nobody_is_forgotten_without_a_line_of_who_ordered_it(vault: Vault) -> N
 
 
 @pytest.mark.parametrize("line", [0, 1, 2])
-def test_who_wants_to_be_forgotten_is_though_the_log_is_damaged(vault: Vault, line: int) -> None:
+def test_party_can_be_forgotten_although_the_log_is_damaged(vault: Vault, line: int) -> None:
     vault.store("north", sent(vault, "north", 1))
     log = vault.folder / "audit.jsonl"
     good = log.read_bytes()
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(lines[:line] + lines[line + 1 :]))
-    with pytest.raises(StateError, match=r"of party 'north' are destroyed, but the log could not record it. Line .* damaged"):
+    with pytest.raises(
+        StateError, match=r"of party 'north' are destroyed, but the log could not record it. Line .* damaged"
+    ):
         Vault(vault.folder).forget("north")
     assert not vault._entries._party_folder("north").exists()
     log.write_bytes(good)
@@ -722,7 +711,7 @@ def test_who_wants_to_be_forgotten_is_though_the_log_is_damaged(vault: Vault, li
     assert vault.parties()[0].state == "forgotten" and vault.verify().parties == 0
 
 
-def test_a_copy_of_what_was_forgotten_is_named_and_destroyed_when_it_is_put_back(vault: Vault, tmp_path: Path) -> None:
+def test_restored_copy_of_a_forgotten_entry_is_detected_and_destroyed(vault: Vault, tmp_path: Path) -> None:
     for party in ("north", "south", "east"):
         vault.store(party, sent(vault, party, 1))
     shutil.copytree(vault.folder / "parties", tmp_path / "backup")
@@ -742,13 +731,11 @@ def test_a_copy_of_what_was_forgotten_is_named_and_destroyed_when_it_is_put_back
     assert told == [(event, party) for party in ("north", "south") for event in ("forgetting", "forgotten")]
 
 
-# ── kills ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
 State = tuple[str, int | None, int]
 
 
 def state(folder: Path) -> State:
-    """What a new process finds, and that all is in order."""
+    """Return the state that a new process finds, after checking that it is consistent."""
     vault = Vault(folder, KEY)
     vault.verify()
     held = {found.party: found for found in vault.parties()}["north"]
@@ -773,7 +760,7 @@ ACTIONS: dict[str, tuple[Callable[[Vault, bytes], object], State, State]] = {
     [(SimulatedCrash, False), (SimulatedCrash, True), (disk_full_error, True)],
     ids=["kill", "torn", "full"],
 )
-def test_a_kill_or_a_full_disk_at_any_write_leaves_before_or_after(
+def test_kill_or_full_disk_at_any_write_leaves_the_state_before_or_after(
     tmp_path: Path, action: str, error: Callable[[], BaseException], torn: bool
 ) -> None:
     do, before, after = ACTIONS[action]
@@ -798,7 +785,7 @@ def test_a_kill_or_a_full_disk_at_any_write_leaves_before_or_after(
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["", "torn"])
-def test_a_kill_while_a_vault_is_made_or_somebody_is_invited(tmp_path: Path, torn: bool) -> None:
+def test_kill_while_a_vault_is_created_or_a_party_is_invited(tmp_path: Path, torn: bool) -> None:
     for n in range(99):
         folder = tmp_path / str(n)
         with inject_faults(n, torn) as fault, suppress(SimulatedCrash):
@@ -812,21 +799,18 @@ def test_a_kill_while_a_vault_is_made_or_somebody_is_invited(tmp_path: Path, tor
     assert not fault.reached and n > 20
 
 
-def test_no_rows_are_handed_out_without_a_line(vault: Vault) -> None:
+def test_no_rows_are_returned_without_a_log_line(vault: Vault) -> None:
     vault.store("north", sent(vault, "north", 1))
     for n in range(3):
         with inject_faults(n, error=disk_full_error), pytest.raises(StateError, match="free some space"):
             vault.open("north", 1, EXPECTED)
 
 
-# ── the command line ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def descant(*arguments: object) -> Result:
     return CliRunner().invoke(typer.main.get_command(app), ["vault", *map(str, arguments)])
 
 
-def test_the_life_of_a_vault_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vault_commands_from_init_to_forget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     folder = tmp_path / "vault"
     key = tmp_path / "key"
@@ -852,7 +836,7 @@ def test_the_life_of_a_vault_on_the_command_line(tmp_path: Path, monkeypatch: py
     assert "No party was invited" in descant("list", Vault.create(tmp_path / "new", KEY).folder).stdout
 
 
-def test_what_goes_wrong_on_the_command_line_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vault_command_errors_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     folder = tmp_path / "vault"
     key = tmp_path / "key"

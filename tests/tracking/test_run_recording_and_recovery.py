@@ -1,4 +1,4 @@
-"""A run that is killed at any write, or meets a full disk there, goes on to the same models and the same numbers."""
+"""A run killed at any write, or stopped by a full disk there, ends with the same models and numbers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ PEOPLE = data()
 
 @dataclass(frozen=True)
 class Walk:
-    """A solver that costs next to nothing: a step at random, with a memory of the steps before."""
+    """A cheap solver: a random step, with the sum of earlier steps as party state."""
 
     metric = None
     evaluate = staticmethod(evaluate_test_sets)
@@ -106,7 +106,7 @@ def opened(folder: Path, sync: SnapshotPolicy, fed: Federation) -> Run:
 
 
 def go(folder: Path, sync: SnapshotPolicy, seen: list[int] | None = None) -> str:
-    """As `descant run --resume` would: start or go on, up to the last round."""
+    """Start or resume a run up to the last round, like `descant run --resume`."""
     fed = made()
     with opened(folder, sync, fed) as run:
         for round in run.rounds(ROUNDS - run.round, score_every=2):
@@ -116,7 +116,7 @@ def go(folder: Path, sync: SnapshotPolicy, seen: list[int] | None = None) -> str
 
 
 def alike(one: RecordedRun, other: RecordedRun) -> None:
-    """All numbers but the seconds."""
+    """Assert that two runs have equal numbers, except for seconds."""
     a = one.numbers
     b = other.numbers
     assert one.recipe == other.recipe and (a.parties, a.metrics.keys()) == (b.parties, b.metrics.keys())
@@ -146,7 +146,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RecordedRun]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes that are not waited for: a process that is killed, unlike a machine, loses nothing that was written."""
+    """Skip syncs: a killed process, unlike a power cut, loses nothing that was written."""
     connect = metrics_db._connect
 
     def unsynced(*arguments: Any) -> sqlite3.Connection:
@@ -158,15 +158,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-# ── killed ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("sync", SYNCS)
-def test_killed_at_every_write_it_ends_the_same(
+def test_run_killed_at_every_write_ends_the_same(
     sync: SnapshotPolicy, whole: tuple[str, RecordedRun], tmp_path: Path
 ) -> None:
-    """Before every change to the disk, and in the middle of every write; nothing acknowledged is lost."""
+    """Kill before every change to the disk and in the middle of every write; nothing acknowledged is lost."""
     torn = 0
     for n in count():
         for half in (False, True):
@@ -193,10 +190,10 @@ def test_killed_at_every_write_it_ends_the_same(
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("sync", SYNCS)
 @pytest.mark.parametrize("behind", [False, True])
-def test_interrupted_at_every_write_it_ends_the_same(
+def test_run_interrupted_at_every_write_ends_the_same(
     sync: SnapshotPolicy, behind: bool, whole: tuple[str, RecordedRun], tmp_path: Path
 ) -> None:
-    """Unlike a kill, an interrupt is followed by more writes: the run is closed, and no line comes twice."""
+    """Unlike a kill, an interrupt is followed by more writes: the run is closed, and no line is repeated."""
     for n in count():
         folder = tmp_path / str(n)
         with inject_interrupt(n, behind) as met, suppress(KeyboardInterrupt):
@@ -212,7 +209,7 @@ def test_interrupted_at_every_write_it_ends_the_same(
 
 
 @pytest.mark.parametrize("lives", [60, 80])
-def test_killed_again_and_again_it_ends_the_same(lives: int, whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
+def test_run_killed_repeatedly_ends_the_same(lives: int, whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     for _ in range(20):
         with inject_faults(lives) as met, suppress(SimulatedCrash):
             assert go(tmp_path / "run", 1) == whole[0]
@@ -233,7 +230,7 @@ with Run.start(Path({folder!r}), made(), sync=2) as run:
 """
 
 
-def test_a_process_that_is_killed_lets_go_of_its_folder_and_another_goes_on(tmp_path: Path) -> None:
+def test_killed_process_releases_its_folder_and_another_resumes(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     path = [str(Path(__file__).parent), *filter(None, sys.path)]
     code = SCRIPT.format(path=path, folder=str(folder))
@@ -259,7 +256,7 @@ def test_a_process_that_is_killed_lets_go_of_its_folder_and_another_goes_on(tmp_
     assert read_run(folder).numbers.rounds.tolist() == list(range(1, fed.state.round + 1))
 
 
-def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
+def test_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
     code = (
         "import os, sys, time; from pathlib import Path; from descant.storage.lock import FolderLock\n"
         "lock = FolderLock(Path(sys.argv[1])); child = os.fork()\n"
@@ -279,15 +276,12 @@ def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path)
         os.kill(int(made.stdout), signal.SIGKILL)
 
 
-# ── a disk that is full, a folder that cannot be written, two at once ─────────────────────────────────────────────────
-
-
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("sync", SYNCS)
-def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(
+def test_full_disk_is_an_error_and_loses_nothing_acknowledged(
     sync: SnapshotPolicy, whole: tuple[str, RecordedRun], tmp_path: Path
 ) -> None:
-    """Full for one write or for all that follow; the run goes on where there is space again."""
+    """The run continues once there is space again."""
     for n in count(0, 3):
         folder = tmp_path / str(n)
         seen = list[int]()
@@ -308,7 +302,7 @@ def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(
         shutil.rmtree(folder)
 
 
-def test_in_the_same_process_a_run_goes_on_once_there_is_space(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
+def test_same_process_continues_a_run_once_there_is_space(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     fed = made()
     with Run.start(tmp_path / "run", fed, "rounds = 3", 1) as run:
         with inject_faults(0, tear_write=True, error=disk_full_error), pytest.raises(StateError, match="No space left"):
@@ -321,7 +315,7 @@ def test_in_the_same_process_a_run_goes_on_once_there_is_space(whole: tuple[str,
 
 
 class Breaking(BytesEngine):
-    """An engine that cannot be reached when parties are to judge a round."""
+    """An engine that fails when parties are to evaluate a round."""
 
     at = 0
 
@@ -333,7 +327,7 @@ class Breaking(BytesEngine):
 
 @pytest.mark.parametrize("sync", SYNCS)
 @pytest.mark.parametrize("at", [2, 3])
-def test_a_round_whose_judging_broke_off_is_judged_when_the_run_goes_on(
+def test_round_with_interrupted_scoring_is_scored_on_resume(
     whole: tuple[str, RecordedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, sync: SnapshotPolicy
 ) -> None:
     monkeypatch.setattr(Breaking, "at", at)
@@ -345,10 +339,8 @@ def test_a_round_whose_judging_broke_off_is_judged_when_the_run_goes_on(
     assert [entry.keys() for entry in again.history_] == [entry.keys() for entry in twin.history_]
 
 
-def test_a_folder_that_cannot_be_written_is_named_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Root may write anywhere, so the system's refusal is played."""
+def test_unwritable_folder_is_an_error_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write anywhere, so the system's error is simulated."""
     opening = os.open
 
     def refuse(path: Any, flags: int, *rest: Any, **named: Any) -> int:
@@ -360,12 +352,14 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_work(
     before = read_run(tmp_path / "old").numbers
     monkeypatch.setattr(os, "open", refuse)
     for begin in (lambda: Run.start(tmp_path / "new", made()), lambda: Run.resume(tmp_path / "old", made())):
-        with pytest.raises(StateError, match=r"cannot be written: Read-only file system. Give a folder that you may write"):
+        with pytest.raises(
+            StateError, match=r"cannot be written: Read-only file system. Give a folder that you may write"
+        ):
             begin()
     assert read_run(tmp_path / "old").numbers.rounds.tolist() == before.rounds.tolist()  # and it can still be read
 
 
-def test_two_runs_on_one_folder(tmp_path: Path) -> None:
+def test_two_runs_cannot_use_one_folder(tmp_path: Path) -> None:
     with Run.start(tmp_path / "run", made()) as run:
         with pytest.raises(StateError, match=f"in use by process {os.getpid()}"):
             Run.resume(tmp_path / "run", made())
@@ -380,14 +374,14 @@ def test_two_runs_on_one_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.toml", "models", "metrics.db", "notes.txt"])
-def test_what_somebody_else_put_there_is_left_alone(name: str, tmp_path: Path) -> None:
+def test_foreign_files_are_left_alone(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(StateError, match=f"holds '{name}', which Descant did not write"):
         Run.start(tmp_path, made())
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-def test_a_run_is_written_in_place_so_that_a_mount_point_or_an_unwritable_parent_is_no_matter(
+def test_run_is_written_in_place_so_a_mount_point_or_unwritable_parent_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
@@ -409,7 +403,7 @@ def test_a_run_is_written_in_place_so_that_a_mount_point_or_an_unwritable_parent
         Run.start(tmp_path / "other", made())
 
 
-def test_our_own_files_are_not_said_to_be_somebody_elses(tmp_path: Path) -> None:
+def test_own_files_of_another_kind_are_named_correctly(tmp_path: Path) -> None:
     go(tmp_path / "run", 2)
     with pytest.raises(StateError, match=r"holds '.lock', which Descant did not write for a result of this kind. Give"):
         check_replaceable(tmp_path / "run", ("study.json", "*.png"))
@@ -419,7 +413,7 @@ def test_our_own_files_are_not_said_to_be_somebody_elses(tmp_path: Path) -> None
         check_replaceable(tmp_path / "left", ("study.json", "*.png"))
 
 
-def test_a_file_that_a_desktop_put_there_stops_nothing(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
+def test_hidden_desktop_files_do_not_stop_a_run(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".DS_Store").touch()
@@ -435,10 +429,7 @@ def test_a_file_that_a_desktop_put_there_stops_nothing(whole: tuple[str, Recorde
     assert len(list((folder / "models").glob("*/state.json"))) == 2
 
 
-# ── damage ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_torn_last_line_is_cut_off(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
+def test_torn_last_line_is_cut_off(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     go(folder, 2)
     events = folder / "events.jsonl"
@@ -452,7 +443,7 @@ def test_a_torn_last_line_is_cut_off(whole: tuple[str, RecordedRun], tmp_path: P
     assert (found["event"], found["torn"]) == ("resumed", 3)
 
 
-def test_a_log_that_was_cut_at_the_end_of_a_line_is_not_resumed(tmp_path: Path) -> None:
+def test_log_cut_before_the_snapshot_is_not_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     go(folder, 2)
     lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
@@ -464,7 +455,7 @@ def test_a_log_that_was_cut_at_the_end_of_a_line_is_not_resumed(tmp_path: Path) 
     Run.resume(folder, made()).close()
 
 
-def test_a_log_that_somebody_cuts_while_it_is_written_is_named(tmp_path: Path) -> None:
+def test_log_truncated_while_it_is_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"events.jsonl has lost 1 of its"), Run.start(tmp_path / "run", made()) as run:
         file = tmp_path / "run" / "events.jsonl"
         os.truncate(file, file.stat().st_size - 1)
@@ -472,7 +463,7 @@ def test_a_log_that_somebody_cuts_while_it_is_written_is_named(tmp_path: Path) -
         run.snapshot()
 
 
-def test_rounds_that_went_by_the_run_are_no_damage(tmp_path: Path) -> None:
+def test_rounds_outside_of_the_recorder_are_no_damage(tmp_path: Path) -> None:
     fed = made()
     run = Run.start(tmp_path / "run", fed)
     fed.fit(2, progress=False)
@@ -489,7 +480,7 @@ class Unknown:
 
 
 @pytest.mark.parametrize("fields", [{"v": torch.ones(1)}, {"v": [Unknown()]}, {"v": {(1, 2): 3}}, {"n": 1}, {"at": ""}])
-def test_an_event_that_cannot_be_written_changes_nothing(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_event_that_cannot_be_encoded_changes_nothing(fields: dict[str, Any], tmp_path: Path) -> None:
     with Run.start(tmp_path / "run", made()) as run:
         with pytest.raises(SettingError, match=r"The event 'mine' (cannot be written as JSON|has a field)"):
             run.log("mine", **fields)
@@ -500,7 +491,7 @@ def test_an_event_that_cannot_be_written_changes_nothing(fields: dict[str, Any],
 
 
 @pytest.mark.parametrize("damage", ["changed", "removed", "cut"])
-def test_a_damaged_line_in_the_middle_is_named_by_its_number(damage: str, tmp_path: Path) -> None:
+def test_damaged_line_in_the_middle_is_named_by_its_number(damage: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     go(folder, 2)
     lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
@@ -513,7 +504,7 @@ def test_a_damaged_line_in_the_middle_is_named_by_its_number(damage: str, tmp_pa
     assert found.state == "damaged" and "Line 3" in found.reason
 
 
-def test_a_damaged_snapshot_is_passed_over_only_where_rounds_can_be_done_again(
+def test_damaged_snapshot_is_skipped_only_if_rounds_can_be_repeated(
     whole: tuple[str, RecordedRun], tmp_path: Path
 ) -> None:
     for sync in SYNCS:
@@ -528,7 +519,7 @@ def test_a_damaged_snapshot_is_passed_over_only_where_rounds_can_be_done_again(
     alike(read_run(tmp_path / "2"), whole[1])
 
 
-def test_damaged_numbers_are_named(tmp_path: Path) -> None:
+def test_damaged_metrics_database_is_an_error(tmp_path: Path) -> None:
     go(tmp_path / "run", 2)
     (tmp_path / "run" / "metrics.db").write_bytes(b"not a database, though long enough to be taken for one" * 100)
     with pytest.raises(StateError, match=r"metrics.db cannot be read"):
@@ -543,10 +534,7 @@ def test_damaged_numbers_are_named(tmp_path: Path) -> None:
         Run.resume(tmp_path / "run", made())
 
 
-# ── another federation, other data ────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_another_federation_or_other_data_is_refused_by_name(tmp_path: Path) -> None:
+def test_resume_with_another_federation_or_data_is_rejected(tmp_path: Path) -> None:
     go(tmp_path / "run", 2)
     with pytest.raises(StateError, match="another federation: seed 0, here 1"):
         Run.resume(tmp_path / "run", made(seed=1))
@@ -564,8 +552,8 @@ def test_another_federation_or_other_data_is_refused_by_name(tmp_path: Path) -> 
         read_run(tmp_path)
 
 
-def test_a_run_goes_on_with_a_party_that_came_behind_a_round_as_if_it_had_been_late(tmp_path: Path) -> None:
-    """With party 1 stood in for in round 3; whoever is not said to have come later makes another federation."""
+def test_run_with_a_party_that_joined_later_equals_one_with_a_late_party(tmp_path: Path) -> None:
+    """Party 1 has a proxy in round 3. A new party without a joining round makes another federation."""
     away = [{"party": "1", "from": 1, "to": 2}, {"party": "1", "from": 4}]
 
     def fed(names: str, spans: list[dict[str, object]], since: dict[str, int] | None = None) -> Federation:
@@ -595,7 +583,7 @@ def test_a_run_goes_on_with_a_party_that_came_behind_a_round_as_if_it_had_been_l
     assert held.parties == tuple("0123") and held.accepted[:, 3].tolist() == [False, False, True, True, True]
 
 
-def test_the_cost_of_a_snapshot_is_without_the_fingerprints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_cost_excludes_the_data_fingerprints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from descant.parties import fingerprints as fingerprint
 
     clock = [0.0]
@@ -624,10 +612,7 @@ def test_fingerprints_read_a_share_of_large_data(monkeypatch: pytest.MonkeyPatch
     assert made(1) == made(2) == made(97) != made(4)
 
 
-# ── what is read ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_what_is_recorded_can_be_read_without_the_federation(whole: tuple[str, RecordedRun]) -> None:
+def test_recorded_run_can_be_read_without_the_federation(whole: tuple[str, RecordedRun]) -> None:
     found = read_run(whole[1].folder)
     fed = made()
     rows = [(round, round.scores) for round in fed.rounds(ROUNDS)]
@@ -649,7 +634,7 @@ def test_what_is_recorded_can_be_read_without_the_federation(whole: tuple[str, R
     assert found.snapshot is not None and made().load(found.snapshot).hash() == whole[0]
 
 
-def test_a_copy_is_as_good_as_the_run(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
+def test_copy_of_a_run_can_be_read_and_resumed(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole[1].folder, tmp_path / "copy"))
     alike(read_run(folder), whole[1])
     fed = made()
@@ -660,7 +645,7 @@ def test_a_copy_is_as_good_as_the_run(whole: tuple[str, RecordedRun], tmp_path: 
     assert [found.round for found in find_runs(tmp_path)] == [ROUNDS + 2]
 
 
-def test_scores_that_the_body_asks_for_are_recorded(tmp_path: Path) -> None:
+def test_scores_requested_by_the_loop_body_are_recorded(tmp_path: Path) -> None:
     with Run.start(tmp_path / "run", made()) as run:
         run.log("warning", text="ρ never binds")
         for round in run.rounds(5):
@@ -671,7 +656,7 @@ def test_scores_that_the_body_asks_for_are_recorded(tmp_path: Path) -> None:
     assert (found.round, found.numbers.scored_rounds.tolist(), found.warnings) == (2, [2], ["ρ never binds"])
 
 
-def test_an_error_in_the_body_is_the_reason_of_a_broken_run(tmp_path: Path) -> None:
+def test_error_in_the_loop_body_is_the_reason_of_an_interrupted_run(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), Run.start(tmp_path / "run", made()) as run:
         for round in run.rounds(5):
             1 / (2 - round.index)
@@ -681,7 +666,7 @@ def test_an_error_in_the_body_is_the_reason_of_a_broken_run(tmp_path: Path) -> N
         assert run.round == 2
 
 
-def test_refusals_and_notes_are_events(tmp_path: Path) -> None:
+def test_rejections_and_notes_are_events(tmp_path: Path) -> None:
     def poisoned(report: Reply) -> list[Reply]:
         return [replace(report, arrays={name: tensor * np.nan for name, tensor in report.arrays.items()})]
 
@@ -697,8 +682,8 @@ def test_refusals_and_notes_are_events(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_run_does_not_grow_in_memory_with_its_rounds(tmp_path: Path) -> None:
-    """Neither what is held nor the most that saving takes: half a kB a round, though there is a refusal in each."""
+def test_memory_of_a_run_does_not_grow_with_its_rounds(tmp_path: Path) -> None:
+    """Neither current nor peak memory grows by more than half a kB per round, with a rejection in each."""
 
     def half(report: Reply) -> list[Reply]:
         bad = {name: tensor * np.nan for name, tensor in report.arrays.items()}
@@ -726,7 +711,7 @@ def test_a_run_does_not_grow_in_memory_with_its_rounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_manifest_is_the_same_json_however_long_its_run_is(tmp_path: Path) -> None:
+def test_manifest_of_a_long_run_is_plain_json(tmp_path: Path) -> None:
     fed = made()
     rounds = 70
     fed.history_.append({"round": 0, "loss": math.inf, "global_model_scores": [math.nan, 0.5], "presence": "p.ß"})
@@ -748,7 +733,7 @@ def test_a_manifest_is_the_same_json_however_long_its_run_is(tmp_path: Path) -> 
     assert made().load(tmp_path / "run" / "models" / f"{rounds:08d}").history_[1:] == fed.history_[1:]
 
 
-def test_a_table_for_programs_has_only_numbers_that_json_has() -> None:
+def test_json_rows_of_a_table_hold_only_finite_numbers() -> None:
     rows = Table(("a", "b"), [{"a": float("inf"), "b": float("nan")}, {"a": 0.5, "b": [-float("inf")]}]).to_json_rows()
     assert json.dumps(rows, allow_nan=False) == '[{"a": null, "b": null}, {"a": 0.5, "b": [null]}]'
 
@@ -766,7 +751,7 @@ def test_export(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
         }
 
 
-def test_a_score_that_is_new_becomes_a_column(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
+def test_new_score_becomes_a_column(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     file = tmp_path / "metrics.db"
     made = metrics_db.MetricsDatabase.create(file, {"a": 1, "b": 2})
     for round in (1, 2):
@@ -785,7 +770,7 @@ def test_a_score_that_is_new_becomes_a_column(whole: tuple[str, RecordedRun], tm
 
 
 @pytest.mark.parametrize("sync", [0, -1, True, "sometimes", 1.5])
-def test_a_sync_that_does_not_exist_is_refused(sync: Any, tmp_path: Path) -> None:
+def test_invalid_sync_is_rejected(sync: Any, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="'sync' must be"):
         Run.start(tmp_path / "run", made(), sync=sync)
     assert not (tmp_path / "run").exists()
