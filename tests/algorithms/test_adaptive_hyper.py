@@ -299,7 +299,7 @@ def test_draws_that_make_all_parties_diverge_become_rare() -> None:
         algorithms.RepresentationMatching(), lr=(0.05, 0.1, 1e30), work=None, step_size=0.05
     )
     fed = Federation(network(), population_with_validation(), algorithm, lr=0.1, steps=3, batch=4, seed=2)
-    with pytest.warns(DescantWarning, match="no report was accepted"):
+    with pytest.warns(DescantWarning, match="no reply was accepted"):
         fed.fit(40, progress=False)
     diverging = [entry["lr"] > 1 for entry in fed.history_]
     after = [later["reward"] for entry, later in pairwise(fed.history_) if entry["lr"] > 1]

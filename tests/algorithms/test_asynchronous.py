@@ -151,7 +151,7 @@ def test_one_step_of_fedasync_and_of_fedbuff_by_hand(reply_content: str) -> None
 
 def test_stale_reply_is_rejected_by_name_and_its_party_gets_a_new_task() -> None:
     fed = make_federation(FedAsync(max_staleness=8))
-    with pytest.warns(DescantWarning, match="1 of 2 reports were refused, the first: round 1, party '0': stale"):
+    with pytest.warns(DescantWarning, match="1 of 2 replies were rejected, the first: round 1, party '0': stale"):
         run_rounds(fed, 30)
     assert all(entry["presence"][0] == "." and entry["presence"].count("p") == 1 for entry in fed.history_)
     assert 0 in fed.state.server_state["pending_tasks"]["party_index"]

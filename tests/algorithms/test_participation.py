@@ -212,7 +212,7 @@ def test_round_without_parties_changes_nothing() -> None:
     )
     fed.fit(1, progress=False)
     before = fed.state.global_model
-    with pytest.warns(UserWarning, match="no report was accepted"):
+    with pytest.warns(UserWarning, match="no reply was accepted"):
         fed.fit(1, progress=False)
     assert torch.equal(fed.state.global_model, before)
     assert [entry["presence"] for entry in fed.history_] == ["ppp", "aaa"]

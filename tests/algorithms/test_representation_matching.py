@@ -544,7 +544,7 @@ def test_models_that_cannot_be_matched_name_the_obstacle(
             r"The 'coefficient' of FedAvg\+ER must be >= 0. Got None.",
         ),
         (algorithms.WeightDivergence(coefficient=None), r"The 'coefficient' of FedAvg\+WD must be >= 0. Got None."),  # type: ignore[arg-type]
-        (RM(RM()), r"must have names of their own"),
+        (RM(RM()), r"must have different names"),
     ],
 )
 def test_invalid_settings_are_rejected(algorithm: Algorithm, message: str) -> None:
