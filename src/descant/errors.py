@@ -15,8 +15,6 @@ DescantWarning           something the user should know that does not stop the r
 
 from __future__ import annotations
 
-from pathlib import Path
-
 
 class DescantError(Exception):
     """The base of every error that Descant raises deliberately."""
@@ -40,14 +38,6 @@ class EngineError(DescantError):
 
 class StateError(DescantError):
     """Saved state that is damaged, missing, of another federation or of an earlier version."""
-
-
-def earlier_format_error(folder: Path) -> StateError:
-    """Return the error for a folder in the format of an earlier version."""
-    return StateError(
-        f"{folder} was written by an earlier version of Descant, whose format this version does not read. "
-        "Train again, or install the version that wrote it."
-    )
 
 
 class BudgetError(DescantError):

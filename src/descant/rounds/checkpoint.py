@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .. import __version__
+from ..core.formats import RUN_FORMAT, earlier_format_error
 from ..core.interfaces import Store
 from ..core.settings import to_json_values
-from ..errors import StateError, earlier_format_error
+from ..errors import StateError
 from ..parties.fingerprints import data_fingerprints, tensor_fingerprint
 from ..serialization.wire import unshare_storage
 from ..storage import PartyStore, atomic, check_replaceable, write_errors
@@ -31,7 +32,6 @@ from .plan import Plan
 from .state import NEVER_SEEN, LocalScores, State, pad_for_parties
 from .validation import Rejection
 
-_VERSION = 3  # 2: before the renaming of files and keys
 _FILES = (
     "state.json",
     "state-*.json",
@@ -202,7 +202,7 @@ def load(
     """
     try:
         manifest = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        if manifest.get("version", _VERSION) in range(_VERSION):
+        if manifest.get("version", RUN_FORMAT) in range(RUN_FORMAT):
             raise earlier_format_error(folder)
         _check_identity(
             folder, manifest, _identity(replace(plan, population=plan.population.at_round(manifest["round"])))
@@ -274,7 +274,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
     sample_counts = json.dumps(plan.population.samples).encode()
     validation = plan.population.validation
     return {
-        "version": _VERSION,
+        "version": RUN_FORMAT,
         "seed": plan.seed,
         "layout": plan.net.layout.digest,
         "constants": plan.net.constants_digest,

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from ..core.formats import RUN_FORMAT, earlier_format_error
 from ..errors import StateError
 from ..storage import event_log
 from ..storage.lock import lock_holder
@@ -120,6 +121,8 @@ def read_run(folder: str | Path) -> RecordedRun:
     if not is_run(target):
         raise StateError(f"{target} holds no run: there is no {EVENTS_FILE} in it.")
     events = _read_or_raise(target / EVENTS_FILE, event_log.read_log).events
+    if events[0].get("settings", {}).get("version", RUN_FORMAT) in range(RUN_FORMAT):
+        raise earlier_format_error(target)
     at = last_round(events)
     last = events[-1]
     running = lock_holder(target / LOCK_FILE)
