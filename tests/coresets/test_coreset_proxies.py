@@ -1,4 +1,4 @@
-"""Coreset proxies: with all rows they equal the party, without absence they change nothing, and no row is stored in clear."""
+"""Coreset proxies equal their party if given all rows, change nothing without absence, and store no row in clear."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ UNSEEN = ("FedPer", "FedRep", "matching", "stragglers")  # only the party has it
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in UNSEEN])
 def test_proxy_with_all_rows_equals_its_party_in_the_first_absent_round(name: str) -> None:
-    """A proxy starts where the party would: at the global model, or at w_k where parties continue from it (ERRATA 33)."""
+    """A proxy starts where its party would: at the global model, or at w_k if parties continue from it (ERRATA 33)."""
     ideal = ran(made(METHODS[name]()), 3)
     there = ran(made(CoresetProxies(METHODS[name](), share=1.0), Dropouts({"1": 2})), 3)
     assert presence(there)[-1] == "psppp"
@@ -493,7 +493,7 @@ def test_missing_coresets_are_not_reported_as_rejected_updates(tmp_path: Path) -
         evaluate_run(run)
     compared = compare([algorithm], nn.Linear(64, 10), people, rounds=1, progress=False, **settings)
     for study in (compared, study_from_run(tmp_path / "run")):
-        assert [result.rejected for result in study.results] == [0, 0] and "refused" not in study.verdict()
+        assert [result.rejected for result in study.results] == [0, 0] and "rejected" not in study.verdict()
         (told,) = (text for text in study.findings() if "coresets" in text)
         assert told.startswith(
             "4 coresets of FedAvg+proxies were missing, or rejected by the vault. The first: round 1"
@@ -635,7 +635,8 @@ def test_preview_uses_the_method_with_coreset_proxies(tmp_path: Path) -> None:
     head, _, rest = TINY_RECIPE.partition("[method]")
     methods = "[[methods]]" + rest.partition("[[methods]]")[2]
     half, other = (
-        f'\n[[methods]]\nalgorithm = "fedavg"\nname = "{name}"\nwrap = [{{wrapper = "coreset_proxies", share = {share}}}]\n'
+        f'\n[[methods]]\nalgorithm = "fedavg"\nname = "{name}"\n'
+        f'wrap = [{{wrapper = "coreset_proxies", share = {share}}}]\n'
         for name, share in (("half", 0.5), ("all", 1.0))
     )
     (tmp_path / "one.toml").write_text(head + methods + half)

@@ -259,7 +259,7 @@ def test_party_without_a_valid_key_is_left_out(how: str) -> None:
     def fault(report: Reply) -> list[Reply]:
         return [KEYS[how](report)] if (report.party, report.kind) == ("3", "keys") else [report]
 
-    with pytest.warns(DescantWarning, match="refused"):
+    with pytest.warns(DescantWarning, match="rejected"):
         fed = federation(engine=partial(BytesEngine, tamper=fault), deadline=0.5).fit(2, progress=False)
     without = federation(engine=partial(BytesEngine, absent=("3",))).fit(2, progress=False)
     assert torch.equal(fed.state.global_model, without.state.global_model)

@@ -48,7 +48,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in (AUDIT_LOG, AUDIT_HEAD)}
 
 
-def put(folder: Path, data: bytes, head: bytes) -> Path:
+def write_files(folder: Path, data: bytes, head: bytes) -> Path:
     (folder / AUDIT_LOG).write_bytes(data)
     (folder / AUDIT_HEAD).write_bytes(head)
     return folder
@@ -60,14 +60,14 @@ def read(folder: Path, secret: bytes | None = None) -> int:
     return audit.last_line.number
 
 
-def refused(folder: Path, secret: bytes | None = None) -> str:
+def read_error(folder: Path, secret: bytes | None = None) -> str:
     with pytest.raises(StateError) as found:
         read(folder, secret)
     assert SECRET.hex() not in str(found.value) and "find out who, and compare with a copy" in str(found.value)
     return str(found.value)
 
 
-def resealed(lines: list[bytes]) -> bytes:
+def rehashed(lines: list[bytes]) -> bytes:
     """Return lines with recomputed numbers and chain hashes, as anybody could make them."""
     chain_hash = ""
     made = []
@@ -93,7 +93,7 @@ def test_log_reads_back_with_and_without_the_key(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / AUDIT_LOG).read_bytes().splitlines()]
     assert [line["n"] for line in lines] == [*range(1, N + 1)] and all(line["at"].endswith("+00:00") for line in lines)
     assert (tmp_path / AUDIT_HEAD).stat().st_mode & 0o777 == 0o600
-    assert refused(tmp_path, b"x" * 32).startswith("Line 1 or 1 of")  # another key
+    assert read_error(tmp_path, b"x" * 32).startswith("Line 1 or 1 of")  # another key
 
 
 def test_two_writers_in_turn_continue_each_others_log(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_any_changed_byte_is_detected_and_its_line_named(
     log[at] = data.draw(st.integers(0, 255).filter(lambda byte: byte != log[at]))
     line = original[AUDIT_LOG][:at].count(b"\n") + 1
     for secret in (None, SECRET):
-        assert f"Line {line} of" in refused(put(tmp_path, bytes(log), original[AUDIT_HEAD]), secret)
+        assert f"Line {line} of" in read_error(write_files(tmp_path, bytes(log), original[AUDIT_HEAD]), secret)
 
 
 @SETTINGS
@@ -152,11 +152,11 @@ def test_removed_inserted_moved_or_cut_lines_are_detected(
         lines[i] = lines[i].replace(b'"me"', b'"us"')
     else:
         del lines[i:]
-    put(tmp_path, b"".join(lines), original[AUDIT_HEAD])
+    write_files(tmp_path, b"".join(lines), original[AUDIT_HEAD])
     if (how == "swap" and i == j) or first > N:  # nothing changed, or rubbish behind all lines
         assert read(tmp_path, SECRET) in (N, N + 1)
     else:
-        message = refused(tmp_path)
+        message = read_error(tmp_path)
         assert f"Line {first} of" in message
 
 
@@ -172,11 +172,11 @@ def test_recomputed_hashes_are_detected_by_the_head_or_the_key(
         del lines[i]
     else:
         lines.insert(i, lines[i])
-    forged = resealed(lines)
-    refused(put(tmp_path, forged, original[AUDIT_HEAD]))
-    put(tmp_path, forged, head_for(forged, json.loads(original[AUDIT_HEAD])["secret"]))
+    forged = rehashed(lines)
+    read_error(write_files(tmp_path, forged, original[AUDIT_HEAD]))
+    write_files(tmp_path, forged, head_for(forged, json.loads(original[AUDIT_HEAD])["secret"]))
     assert read(tmp_path) == len(lines)  # without the key it cannot be seen any more
-    message = refused(tmp_path, SECRET)
+    message = read_error(tmp_path, SECRET)
     assert "was changed and its hash recomputed" in message
     assert any(f"Line {n} " in message or f"or {n} of" in message for n in (i, i + 1, i + 2)), message
 
@@ -186,21 +186,21 @@ def test_log_and_head_cut_together_are_detected_with_the_key(
     original: dict[str, bytes], tmp_path: Path, kept: int
 ) -> None:
     cut = b"".join(original[AUDIT_LOG].splitlines(keepends=True)[:kept])
-    put(tmp_path, cut, head_for(cut, json.loads(original[AUDIT_HEAD])["secret"]))
+    write_files(tmp_path, cut, head_for(cut, json.loads(original[AUDIT_HEAD])["secret"]))
     assert read(tmp_path) == kept
-    assert f"Line {kept} of" in refused(tmp_path, SECRET)
+    assert f"Line {kept} of" in read_error(tmp_path, SECRET)
 
 
 def test_earlier_reader_detects_a_restored_log(original: dict[str, bytes], tmp_path: Path) -> None:
     audit = written(tmp_path)
     old = {name: (tmp_path / name).read_bytes() for name in (AUDIT_LOG, AUDIT_HEAD)}
     audit.add("opened", party="north")
-    put(tmp_path, old[AUDIT_LOG], old[AUDIT_HEAD])
+    write_files(tmp_path, old[AUDIT_LOG], old[AUDIT_HEAD])
     with pytest.raises(StateError, match=r"have gone back from line 10 to 9"):
         audit.catch_up()
     assert read(tmp_path, SECRET) == N  # an older copy of all is as good as new to everybody else
     os.truncate(tmp_path / AUDIT_LOG, 5)
-    put(
+    write_files(
         tmp_path,
         (tmp_path / AUDIT_LOG).read_bytes(),
         json.dumps({"n": 10, "chain_hash": "", "secret": "00" * 32}).encode(),
@@ -211,10 +211,10 @@ def test_earlier_reader_detects_a_restored_log(original: dict[str, bytes], tmp_p
 
 @pytest.mark.parametrize("head", [b"", b"{}", b"[1]", b'{"n":"9","chain_hash":"","secret":""}', b"[" * 100_000, None])
 def test_damaged_head_is_an_error(original: dict[str, bytes], tmp_path: Path, head: bytes | None) -> None:
-    put(tmp_path, original[AUDIT_LOG], head or b"")
+    write_files(tmp_path, original[AUDIT_LOG], head or b"")
     if head is None:
         (tmp_path / AUDIT_HEAD).unlink()
-    assert "audit.head" in refused(tmp_path)
+    assert "audit.head" in read_error(tmp_path)
 
 
 @pytest.mark.parametrize("torn", [False, True])
@@ -262,7 +262,7 @@ def test_same_process_continues_after_a_full_disk_or_an_interrupt(
 def test_bytes_after_the_last_line_are_cut_off_and_logged(
     original: dict[str, bytes], tmp_path: Path, rubbish: bytes
 ) -> None:
-    put(tmp_path, original[AUDIT_LOG] + rubbish, original[AUDIT_HEAD])
+    write_files(tmp_path, original[AUDIT_LOG] + rubbish, original[AUDIT_HEAD])
     assert read(tmp_path) == N + 1
     last = json.loads((tmp_path / AUDIT_LOG).read_bytes().splitlines()[-1])
     assert (last["event"], last["torn"]) == ("repaired", len(rubbish))
@@ -271,7 +271,7 @@ def test_bytes_after_the_last_line_are_cut_off_and_logged(
 
 def test_line_beyond_the_head_counts_only_with_its_mark(original: dict[str, bytes], tmp_path: Path) -> None:
     lines = original[AUDIT_LOG].splitlines(keepends=True)
-    forged = resealed([*lines, lines[-1]])
-    assert f"Line {N} or {N + 1} of" in refused(put(tmp_path, forged, original[AUDIT_HEAD]))
-    forged = resealed([*lines, lines[-1], lines[-1]])
-    assert f"Line {N + 1} of" in refused(put(tmp_path, forged, original[AUDIT_HEAD]))
+    forged = rehashed([*lines, lines[-1]])
+    assert f"Line {N} or {N + 1} of" in read_error(write_files(tmp_path, forged, original[AUDIT_HEAD]))
+    forged = rehashed([*lines, lines[-1], lines[-1]])
+    assert f"Line {N + 1} of" in read_error(write_files(tmp_path, forged, original[AUDIT_HEAD]))

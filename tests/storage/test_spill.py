@@ -87,8 +87,8 @@ def test_spilled_stacks_give_the_same_hash_for_every_method(mapped: list[int], n
 
 
 def test_kill_leaves_no_spill_file(tmp_path: Path) -> None:
-    code = "import os, torch; from descant.storage.spill import spill_buffer; spill_buffer((2**20,), torch.float32, 0).fill_(1)"
-    command = [sys.executable, "-c", f"{code}; os.kill(os.getpid(), 9)"]
+    fill = "from descant.storage.spill import spill_buffer; spill_buffer((2**20,), torch.float32, 0).fill_(1)"
+    command = [sys.executable, "-c", f"import os, torch; {fill}; os.kill(os.getpid(), 9)"]
     where = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, env=where, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr

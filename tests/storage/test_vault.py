@@ -367,7 +367,7 @@ def test_coreset_limit_is_never_exceeded(samples: int, share: float, count: int 
 
 @pytest.mark.parametrize("agreed", [CoresetLimit(share=0), CoresetLimit(count=0), CoresetLimit(share=0, count=5)])
 def test_coreset_limit_zero_allows_no_row(agreed: CoresetLimit) -> None:
-    with pytest.raises(VaultError, match="has 1 of its 100 rows. Its limit is 0"):
+    with pytest.raises(VaultError, match=r"has 1 of its 100 rows\. Its limit is 0"):
         check_coreset_limit("north", 1, 100, coreset_limit=agreed)
 
 

@@ -694,7 +694,7 @@ def test_memory_of_a_run_does_not_grow_with_its_rounds(tmp_path: Path) -> None:
     )
     seen: dict[int, tuple[int, int]] = {}
     tracemalloc.start(1)  # before the first round: what is replaced by another of its kind must not count
-    with Run.start(tmp_path / "run", fed, "", "always") as run, pytest.warns(DescantWarning, match="1 of 3 reports"):
+    with Run.start(tmp_path / "run", fed, "", "always") as run, pytest.warns(DescantWarning, match="1 of 3 replies"):
         try:
             for round in run.rounds(481):
                 if round.index in (32, 160, 480):  # each time as many are not small yet
