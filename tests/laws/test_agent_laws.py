@@ -79,7 +79,9 @@ def test_worker_processes_do_the_same() -> None:
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
 def test_one_by_one_agents_learn_what_they_learn_in_a_stack(solver: Any, way: str) -> None:
     """Acting at random, and so on the same transitions, one update is the same to 1e-5 in any way."""
-    once = replace(solver, steps=20, epsilon_end=1.0) if solver is DQN else replace(solver, iterations=1, updates=1)
+    once = (
+        replace(solver, steps=20, epsilon_end=1.0) if solver is DQN else replace(solver, iterations=1, gradient_steps=1)
+    )
 
     def rows(way: str) -> Tensor:
         fed = made(once)
@@ -181,9 +183,6 @@ def test_merging_moves_the_target_with_the_model_or_not() -> None:
         assert torch.equal(fed["keep"].engine_.party_states.get(party)["agent.target_network"], first.initial_model)
 
 
-# ── weights ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("mode", ["normalize", "shift", "softmax"])
 @pytest.mark.parametrize("reward", [20.0, 0.0, -3.0])
 def test_equal_rewards_weigh_alike(mode: Any, reward: float) -> None:
@@ -250,9 +249,6 @@ def test_periods_are_constant_or_decay_or_grow_and_a_run_has_one_at_least() -> N
         algorithms.FedRL("max", mode="shift", beta=3.0)
     with pytest.raises(SettingError, match="'beta' of FedRL must be >= 0"):
         algorithms.FedRL(mode="softmax", beta=-3)
-
-
-# ── liars ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def liar(report: Reply) -> list[Reply]:

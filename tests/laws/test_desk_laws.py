@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bytes_engine import BytesEngine
 from descant import Federation, Trader, algorithms, parties
 from descant import models as problems
-from descant.analysis import desk_results
+from descant.analysis import backtest_federation
 from descant.engines import InProcess, Processes
 from descant.models.flat import Net
 from descant.parties import Desk
@@ -62,9 +62,6 @@ def made(kind: str = "cnn", algorithm: Any = None, solver: Any = TRADER, **rest:
 def models(fed: Federation) -> Tensor:
     rows = [fed.global_model_, *fed.models_.values()]
     return torch.stack([nn.utils.parameters_to_vector(module.parameters()).detach() for module in rows])
-
-
-# ── what is computed ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("lead", [0, 1])
@@ -138,9 +135,6 @@ def test_batches_begin_late_rather_than_early_and_within_the_days_that_there_are
     np.testing.assert_allclose(share.cumsum(), (expected / expected.sum()).cumsum(), atol=0.015)
 
 
-# ── nobody sees tomorrow ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_no_policy_sees_a_price_before_its_day() -> None:
     """Prices that change from a day on change what is held from that day on, and nothing before it."""
     from descant.training.backtest_evaluation import backtest_models
@@ -197,14 +191,11 @@ def test_a_batch_holds_the_prices_up_to_each_day_and_earns_the_next() -> None:
 
 
 def replace_job(job: Any, people: list[Desk]) -> Any:
-    memories = [{} for _ in people]
+    party_states = [{} for _ in people]
     rest = dict.fromkeys(
         ("net", "loss", "hyperparameters", "start", "received", "anchor", "alphas", "terms", "freeze", "execution_mode")
     )
-    return job(parties=people, memories=memories, seed=0, round=1, **rest)
-
-
-# ── beside plain loops ────────────────────────────────────────────────────────────────────────────────────────────────
+    return job(parties=people, party_states=party_states, seed=0, round=1, **rest)
 
 
 def bold(seed: int = 0) -> tuple[Net, Tensor]:
@@ -256,7 +247,7 @@ def test_a_back_test_is_a_plain_walk_through_the_days() -> None:
 @pytest.mark.parametrize("moments", ["keep", "reset"])
 def test_a_round_of_a_desk_is_a_plain_loop(moments: Any) -> None:
     """Batches in a row, what was held the day before each, the fee, Adam; another year is made up on the way."""
-    from descant.core.algorithm import seeds
+    from descant.core import seeds
     from descant.portfolio.price_augmentation import make_augmenter
 
     trader = replace(TRADER, iterations=14, regenerate_every=6, moments=moments)
@@ -305,9 +296,6 @@ def test_moments_are_reset_where_merging_changed_a_model_and_nowhere_else() -> N
 
     assert not torch.equal(center("keep", algorithms.FedAvg()), center("reset", algorithms.FedAvg()))
     assert torch.equal(center("keep", algorithms.Local()), center("reset", algorithms.Local()))
-
-
-# ── the laws of every solver ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -370,7 +358,7 @@ def test_every_desk_pays_its_own_cost(tmp_path: Path) -> None:
     alike = [desks(4, cost=cost) for cost in (0.002, 0.0, 0.1)]
     mixed = parties.Population([alike[k % 3]._source(str(k)) for k in range(4)])
     beside, *alone = (made("cnn", algorithms.Local(), people=one).fit(2, progress=False) for one in (mixed, *alike))
-    found, *expected = (desk_results(fed) for fed in (beside, *alone))
+    found, *expected = (backtest_federation(fed) for fed in (beside, *alone))
     for k in range(4):
         assert torch.equal(models(beside)[k + 1], models(alone[k % 3])[k + 1])
         for part in ("growth", "uniform", "hold"):

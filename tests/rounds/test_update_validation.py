@@ -166,8 +166,6 @@ def test_a_private_tensor_is_refused() -> None:
     assert (refusal.tensor, refusal.reason) == ("2.weight", "private tensor")
 
 
-# ── in a round ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
 Fault = Callable[[Reply], Sequence[Reply]]
 
 
