@@ -209,7 +209,9 @@ def secrets_of(own: Any) -> list[bytes]:
     if isinstance(own, Agent):
         physics = [getattr(own.environment, name) for name in ("gravity", "length", "force_mag")]
         return [form for value in physics for form in (repr(value).encode(), np.float64(value).tobytes())]
-    prices = [row.astype(kind).tobytes() for row in (*own.prices, *own.test) for kind in (np.float32, np.float64)]
+    prices = [
+        row.astype(kind).tobytes() for row in (*own.prices, *own.test_prices) for kind in (np.float32, np.float64)
+    ]
     return [*(name.encode() for name in own.assets), *prices]
 
 
