@@ -24,8 +24,8 @@ NAMED = {*algorithms.ALGORITHMS, *algorithms.WRAPPERS, *SOLVERS}
 
 def names_in(way: RecipeCase) -> set[str]:
     tables = way.recipe.tables
-    wraps = [one["by"] for one in tables["method"].get("wrap", [])]
-    return {tables["method"]["algorithm"], tables["work"].get("solver", "sgd"), *wraps}
+    wraps = [one["wrapper"] for one in tables["method"].get("wrap", [])]
+    return {tables["method"]["algorithm"], tables["training"].get("solver", "sgd"), *wraps}
 
 
 def test_every_method_that_is_public_has_a_name_in_recipes() -> None:
