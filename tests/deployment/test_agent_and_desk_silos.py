@@ -237,7 +237,8 @@ INVALID_FILES = {
     ),
     "a loss": ("return cartpole_agents().subset(['0'])\nloss = print", "loss of .*: they apply to rows"),
     "too few outputs": (
-        "return cartpole_agents().subset(['0'])\nfrom descant import models\ndef model(): return models.mlp(4, 1, (8,))",
+        "return cartpole_agents().subset(['0'])\n"
+        "from descant import models\ndef model(): return models.mlp(4, 1, (8,))",
         r"an agent needs outputs \[8, 2\] or \[8, 3\]",
     ),
     "one number": ("return 3", "must return .* one party"),

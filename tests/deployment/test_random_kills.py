@@ -192,7 +192,7 @@ def assert_equals_simulation(folder: Path, name: str) -> None:
     assert found.numbers.accepted.all() and not [event for event in found.events if event["event"] == "rejected"]
     for column, values in scores.items():
         np.testing.assert_array_equal(found.numbers.scores[column], values, column)
-    [center] = (folder / "run" / "training" / "models" / f"{ROUNDS:08}").glob("center*")
+    [center] = (folder / "run" / "training" / "models" / f"{ROUNDS:08}").glob("global_model*")
     assert torch.equal(load_file(center)["global_model"], twin.state.global_model)
     for party in NAMES:
         state = folder / "silos" / f"at-{party}"

@@ -1643,7 +1643,7 @@ def test_a_late_party_counts_as_in_the_simulation_with_the_same_timetable(tmp_pa
         twin.fit(2, progress=False)
     else:
         twin = Federation(network, population, recipe.algorithm(), **settings).fit(4, progress=False)
-    [center] = (folder / "training" / "models" / f"{4:08}").glob("center*")
+    [center] = (folder / "training" / "models" / f"{4:08}").glob("global_model*")
     assert torch.equal(load_file(center)["global_model"], twin.state.global_model)
     held = read_run(folder / "training").numbers
     np.testing.assert_array_equal(held.scores["personal"][-1], twin.scores().personal.values)

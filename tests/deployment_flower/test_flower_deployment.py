@@ -150,7 +150,7 @@ class LocalDeployment:
         """Return the global model after the last round."""
         self.wait_until(lambda: self.processes["server"].poll() is not None)
         assert self.processes["server"].returncode == 0, self.log_text()
-        [file] = (self.run_folder / "models" / f"{self.rounds:08}").glob("center*")
+        [file] = (self.run_folder / "models" / f"{self.rounds:08}").glob("global_model*")
         return load_file(file)["global_model"]
 
     def child_process(self, name: str, word: str) -> psutil.Process:
