@@ -45,17 +45,17 @@ RETURNS = Timetable.from_records(
 STATELESS = ("FedAvg", "FedProx", "RFA", "CoordinateMedian", "FedAvg, changes")
 
 
-def made(algorithm: Algorithm, attend: Timetable | None = None, **settings: object) -> Federation:
+def make_federation(algorithm: Algorithm, attend: Timetable | None = None, **settings: object) -> Federation:
     solver = settings.pop("solver", Sgd(lr=0.1, steps=3, batch=4))
     attending = algorithm if attend is None else replace(algorithm, participation=attend)
     return Federation(network(), classification_parties(5), attending, solver=solver, seed=7, **settings)  # type: ignore[arg-type]
 
 
-def ran(fed: Federation, rounds: int = ROUNDS) -> Federation:
+def fit_rounds(fed: Federation, rounds: int = ROUNDS) -> Federation:
     return fed.fit(rounds, progress=False)
 
 
-def presence(fed: Federation) -> list[str]:
+def presence_by_round(fed: Federation) -> list[str]:
     return [entry["presence"] for entry in fed.history_]
 
 
@@ -75,12 +75,12 @@ def vault(tmp_path: Path) -> VaultLocation:
 @pytest.mark.parametrize("name", STATELESS)
 def test_proxy_with_all_rows_equals_its_party(name: str) -> None:
     """Eq. (5), (6): with C_i = D_i, τ′ = τ, stateless parties and their own draws, the result is Ideal."""
-    ideal = ran(made(METHODS[name]()))
-    there = ran(made(CoresetProxies(METHODS[name](), share=1.0), AWAY))
-    assert presence(there) == ["ppppp", "ppppp", "psppp", "pspsp", "pspsp", "pspsp"]
+    ideal = fit_rounds(make_federation(METHODS[name]()))
+    there = fit_rounds(make_federation(CoresetProxies(METHODS[name](), share=1.0), AWAY))
+    assert presence_by_round(there) == ["ppppp", "ppppp", "psppp", "pspsp", "pspsp", "pspsp"]
     assert torch.equal(there.state.global_model, ideal.state.global_model)
-    gone = ran(made(METHODS[name](), AWAY))
-    assert presence(gone)[-1] == "papap"
+    gone = fit_rounds(make_federation(METHODS[name](), AWAY))
+    assert presence_by_round(gone)[-1] == "papap"
     assert not torch.equal(gone.state.global_model, ideal.state.global_model)
 
 
@@ -90,28 +90,28 @@ UNSEEN = ("FedPer", "FedRep", "matching", "stragglers")  # only the party has it
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in UNSEEN])
 def test_proxy_with_all_rows_equals_its_party_in_the_first_absent_round(name: str) -> None:
     """A proxy starts where its party would: at the global model, or at w_k if parties continue from it (ERRATA 33)."""
-    ideal = ran(made(METHODS[name]()), 3)
-    there = ran(made(CoresetProxies(METHODS[name](), share=1.0), Dropouts({"1": 2})), 3)
-    assert presence(there)[-1] == "psppp"
+    ideal = fit_rounds(make_federation(METHODS[name]()), 3)
+    there = fit_rounds(make_federation(CoresetProxies(METHODS[name](), share=1.0), Dropouts({"1": 2})), 3)
+    assert presence_by_round(there)[-1] == "psppp"
     assert torch.equal(there.state.global_model, ideal.state.global_model)
 
 
 def test_only_present_parties_count_without_proxies() -> None:
     """Eq. (4): the last round is that of the remaining parties, from the same global model."""
-    fed = ran(made(algorithms.FedAvg(), AWAY), 5)
-    left = made(algorithms.FedAvg())
+    fed = fit_rounds(make_federation(algorithms.FedAvg(), AWAY), 5)
+    left = make_federation(algorithms.FedAvg())
     left.population = fed.population.subset(["0", "2", "4"])
     left.state = replace(left.state, round=5, global_model=fed.state.global_model)
     left.state.personal_models.commit(5, ())
     left.engine_.party_states.commit(5, ())
-    assert torch.equal(ran(left, 1).state.global_model, ran(fed, 1).state.global_model)
+    assert torch.equal(fit_rounds(left, 1).state.global_model, fit_rounds(fed, 1).state.global_model)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_absence_proxies_change_nothing(name: str) -> None:
     base = METHODS[name]()
-    alone = ran(made(base), 3)
-    wrapped = ran(made(CoresetProxies(base)), 3)
+    alone = fit_rounds(make_federation(base), 3)
+    wrapped = fit_rounds(make_federation(CoresetProxies(base)), 3)
     assert torch.equal(wrapped.state.global_model, alone.state.global_model)
     for party in alone.state.personal_models.names():
         assert torch.equal(
@@ -122,11 +122,11 @@ def test_without_absence_proxies_change_nothing(name: str) -> None:
 def test_party_that_never_came_does_not_count() -> None:
     """ERRATA 34: sums run over the parties that were ever seen."""
     never = Timetable.from_records([{"party": "2", "from": 99}, {"party": "1", "from": 1, "to": 2}])
-    fed = ran(made(CoresetProxies(algorithms.FedAvg()), never))
-    without = made(CoresetProxies(algorithms.FedAvg()), Dropouts({"1": 2}))
+    fed = fit_rounds(make_federation(CoresetProxies(algorithms.FedAvg()), never))
+    without = make_federation(CoresetProxies(algorithms.FedAvg()), Dropouts({"1": 2}))
     without.population = fed.population.subset(["0", "1", "3", "4"])
-    assert torch.equal(ran(without).state.global_model, fed.state.global_model)
-    assert {letters[2] for letters in presence(fed)} == {"."}
+    assert torch.equal(fit_rounds(without).state.global_model, fed.state.global_model)
+    assert {expected_presence[2] for expected_presence in presence_by_round(fed)} == {"."}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -136,25 +136,32 @@ def test_batching_and_resuming_never_change_the_result(name: str, tmp_path: Path
         algorithm = replace(algorithm, participation=algorithms.Stragglers(0.5, RETURNS))
     else:
         algorithm = replace(algorithm, participation=RETURNS)
-    whole = ran(made(algorithm))
-    assert [letters[1:3] for letters in presence(whole)] == ["p.", "p.", "s.", "sp", "pp", "pp"]
-    cut = ran(made(algorithm, engine=partial(BytesEngine, batch_count=3)))
+    whole = fit_rounds(make_federation(algorithm))
+    assert [expected_presence[1:3] for expected_presence in presence_by_round(whole)] == [
+        "p.",
+        "p.",
+        "s.",
+        "sp",
+        "pp",
+        "pp",
+    ]
+    cut = fit_rounds(make_federation(algorithm, engine=partial(BytesEngine, batch_count=3)))
     torch.testing.assert_close(cut.state.global_model, whole.state.global_model, rtol=0, atol=1e-6)
     assert not cut.rejections_
     for stop in (2, 3, 4):
-        ran(made(algorithm), stop).save(tmp_path / str(stop))
-        assert ran(made(algorithm).load(tmp_path / str(stop)), ROUNDS - stop).hash() == whole.hash()
+        fit_rounds(make_federation(algorithm), stop).save(tmp_path / str(stop))
+        assert fit_rounds(make_federation(algorithm).load(tmp_path / str(stop)), ROUNDS - stop).hash() == whole.hash()
 
 
 def test_party_state_is_untouched_while_a_proxy_trains() -> None:
     """Its personal model, its moments and its round count do not change."""
     solver = Sgd(lr=0.05, steps=3, batch=4, optimizer="Adam")
-    fed = made(CoresetProxies(algorithms.FedAvgPlus(alpha=1.0)), AWAY, solver=solver)
-    ran(fed, 2)
+    fed = make_federation(CoresetProxies(algorithms.FedAvgPlus(alpha=1.0)), AWAY, solver=solver)
+    fit_rounds(fed, 2)
     model = fed.state.personal_models.get("1")["model"]
     memory = fed.engine_.party_states.get("1")
-    ran(fed, 3)
-    assert presence(fed)[-1][1] == "s"
+    fit_rounds(fed, 3)
+    assert presence_by_round(fed)[-1][1] == "s"
     assert torch.equal(fed.state.personal_models.get("1")["model"], model)
     after = fed.engine_.party_states.get("1")
     assert memory.keys() == after.keys() and all(torch.equal(memory[name], after[name]) for name in memory)
@@ -163,19 +170,21 @@ def test_party_state_is_untouched_while_a_proxy_trains() -> None:
 
 def test_proxy_starts_at_the_global_model_with_its_own_work_and_counts_all_samples() -> None:
     """ERRATA 33, 34: with τ′ = 0 it reports the global model itself, with the weight |D_i|."""
-    fed = ran(made(CoresetProxies(algorithms.FedAvg(), share=0.3, work=0), Dropouts({"2": 1})), 1)
+    fed = fit_rounds(make_federation(CoresetProxies(algorithms.FedAvg(), share=0.3, work=0), Dropouts({"2": 1})), 1)
     before = fed.state.global_model
-    rest = made(algorithms.FedAvg(), Dropouts({"2": 1}))
-    ran(rest, 1)
+    rest = make_federation(algorithms.FedAvg(), Dropouts({"2": 1}))
+    fit_rounds(rest, 1)
     rest.state = replace(rest.state, global_model=before)
     sizes = fed.population.samples
     others = sum(sizes.values()) - sizes["2"]
-    expected = (others * ran(rest, 1).state.global_model.double() + sizes["2"] * before.double()) / sum(sizes.values())
-    torch.testing.assert_close(ran(fed, 1).state.global_model.double(), expected, rtol=0, atol=1e-6)
+    expected = (others * fit_rounds(rest, 1).state.global_model.double() + sizes["2"] * before.double()) / sum(
+        sizes.values()
+    )
+    torch.testing.assert_close(fit_rounds(fed, 1).state.global_model.double(), expected, rtol=0, atol=1e-6)
 
 
 def test_return_refreshes_the_coreset_and_state_does_not_grow() -> None:
-    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.3), RETURNS)
+    fed = make_federation(CoresetProxies(algorithms.FedAvg(), share=0.3), RETURNS)
     sizes = []
     for done in fed.rounds(12):
         sizes.append(sum(t.nbytes for m in done.round.state.server_state.values() for t in m.values()))
@@ -190,10 +199,10 @@ def test_return_refreshes_the_coreset_and_state_does_not_grow() -> None:
 @pytest.mark.parametrize("space", ["embedding", "gradient"])
 def test_feature_spaces_use_the_received_model(space: str, tmp_path: Path) -> None:
     algorithm = CoresetProxies(algorithms.FedAvg(), selection=Selection(share=0.4, method="k-center", space=space))
-    whole = ran(made(algorithm, RETURNS))
-    assert not whole.rejections_ and presence(whole)[2][1] == "s"
-    ran(made(algorithm, RETURNS), 4).save(tmp_path / "run")
-    assert ran(made(algorithm, RETURNS).load(tmp_path / "run"), 2).hash() == whole.hash()
+    whole = fit_rounds(make_federation(algorithm, RETURNS))
+    assert not whole.rejections_ and presence_by_round(whole)[2][1] == "s"
+    fit_rounds(make_federation(algorithm, RETURNS), 4).save(tmp_path / "run")
+    assert fit_rounds(make_federation(algorithm, RETURNS).load(tmp_path / "run"), 2).hash() == whole.hash()
 
 
 def test_proxies_are_recorded_and_plotted(tmp_path: Path) -> None:
@@ -204,12 +213,19 @@ def test_proxies_are_recorded_and_plotted(tmp_path: Path) -> None:
         for _ in run.rounds(4, score_every=1):
             pass
         run.log("local", round=4, personal=dict.fromkeys(people.names, 0.5), series={})
-    assert presence(fed) == ["ppp", "ppp", "psp", "psp"] and [e["proxied"] for e in fed.history_] == [0, 0, 1, 1]
+    assert presence_by_round(fed) == ["ppp", "ppp", "psp", "psp"] and [e["proxied"] for e in fed.history_] == [
+        0,
+        0,
+        1,
+        1,
+    ]
     held = read_run(tmp_path / "run").numbers
-    assert held.proxied.tolist() == [[c == "s" for c in letters] for letters in presence(fed)]
+    assert held.proxied.tolist() == [
+        [c == "s" for c in expected_presence] for expected_presence in presence_by_round(fed)
+    ]
     assert held.accepted.sum(axis=0).tolist() == [4, 2, 4]
     study = study_from_run(tmp_path / "run")
-    assert list(study.results[1].presence) == presence(fed)
+    assert list(study.results[1].presence) == presence_by_round(fed)
     for file in (study.plot("presence", tmp_path / "a.png"), fed.plot("presence", tmp_path / "b.png")):
         assert file.read_bytes().startswith(b"\x89PNG")
 
@@ -220,22 +236,24 @@ def test_kill_after_a_newer_coreset_was_stored_changes_nothing(
 ) -> None:
     """The resumed state names the coreset before it, and the proxy uses that one."""
     algorithm = CoresetProxies(algorithms.FedAvg(), selection=Selection(share=0.4, method="k-center", space=space))
-    whole = ran(made(algorithm, RETURNS))
-    killed = ran(made(algorithm, RETURNS, vault=vault), 3)
+    whole = fit_rounds(make_federation(algorithm, RETURNS))
+    killed = fit_rounds(make_federation(algorithm, RETURNS, vault=vault), 3)
     killed.save(tmp_path / "run")
-    ran(killed, 3)
-    again = made(algorithm, RETURNS, vault=vault).load(tmp_path / "run")
-    assert torch.equal(ran(again, 3).state.global_model, whole.state.global_model) and not again.rejections_
+    fit_rounds(killed, 3)
+    again = make_federation(algorithm, RETURNS, vault=vault).load(tmp_path / "run")
+    assert torch.equal(fit_rounds(again, 3).state.global_model, whole.state.global_model) and not again.rejections_
 
 
 def test_vault_does_not_change_the_global_model(vault: VaultLocation, tmp_path: Path) -> None:
     algorithm = CoresetProxies(algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1), share=0.4)
-    plain = ran(made(algorithm, RETURNS))
-    sealed = made(algorithm, RETURNS, vault=vault)
-    ran(sealed, 4).save(tmp_path / "run")
-    assert torch.equal(ran(sealed, 2).state.global_model, plain.state.global_model)
-    again = ran(made(algorithm, RETURNS, vault=vault).load(tmp_path / "run"), 2)
-    assert again.state.global_model.equal(plain.state.global_model) and presence(again) == presence(plain)
+    plain = fit_rounds(make_federation(algorithm, RETURNS))
+    sealed = make_federation(algorithm, RETURNS, vault=vault)
+    fit_rounds(sealed, 4).save(tmp_path / "run")
+    assert torch.equal(fit_rounds(sealed, 2).state.global_model, plain.state.global_model)
+    again = fit_rounds(make_federation(algorithm, RETURNS, vault=vault).load(tmp_path / "run"), 2)
+    assert again.state.global_model.equal(plain.state.global_model) and presence_by_round(again) == presence_by_round(
+        plain
+    )
     held = {one.party: one for one in Vault(vault.folder).parties()}
     assert held["1"].generation == 3 and held["1"].opened == 2 and held["0"].opened == 0  # 3: round 5 was done twice
     vault.with_key.verify()
@@ -269,7 +287,7 @@ def test_no_row_is_in_any_file_of_a_run(sealed: bool, vault: VaultLocation, tmp_
     with Run.start(tmp_path / "run", fed, sync="always") as run:
         for _ in run.rounds(3, score_every=1):
             pass
-    assert presence(fed) == ["ppp", "psp", "psp"]
+    assert presence_by_round(fed) == ["ppp", "psp", "psp"]
     files = [file for place in ("run", "vault") for file in (tmp_path / place).rglob("*") if file.is_file()]
     text = b"\n".join(file.read_bytes() for file in files)
     assert len(files) > 8 and (b"descant sealed" if sealed else b"coreset.rows") in text
@@ -277,16 +295,18 @@ def test_no_row_is_in_any_file_of_a_run(sealed: bool, vault: VaultLocation, tmp_
 
 
 def test_parties_encrypt_only_for_the_pinned_vault(vault: VaultLocation) -> None:
-    told = key_fingerprint(Vault(vault.folder).public)
-    fed = ran(made(CoresetProxies(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=told)), 3)
-    assert presence(fed)[-1] == "psppp" and not fed.rejections_
-    fed = made(CoresetProxies(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=told[::-1]))
-    with pytest.warns(DescantWarning, match=f"asked to encrypt for vault {told}, and expects .* Nothing has left"):
-        ran(fed, 3)
-    assert presence(fed)[-1] == "pappp"
+    message = key_fingerprint(Vault(vault.folder).public)
+    fed = fit_rounds(
+        make_federation(CoresetProxies(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=message)), 3
+    )
+    assert presence_by_round(fed)[-1] == "psppp" and not fed.rejections_
+    fed = make_federation(CoresetProxies(algorithms.FedAvg()), AWAY, vault=replace(vault, fingerprint=message[::-1]))
+    with pytest.warns(DescantWarning, match=f"asked to encrypt for vault {message}, and expects .* Nothing has left"):
+        fit_rounds(fed, 3)
+    assert presence_by_round(fed)[-1] == "pappp"
 
 
-def damaged(folder: Path, party: str) -> None:
+def damage_coreset(folder: Path, party: str) -> None:
     """Change a byte of one party's encrypted coreset."""
     (file,) = [f for f in (folder / "parties").rglob("coreset") if f'"party":"{party}"'.encode() in f.read_bytes()]
     data = bytearray(file.read_bytes())
@@ -298,64 +318,64 @@ def damaged(folder: Path, party: str) -> None:
 def test_party_whose_proxy_fails_is_rejected_and_others_continue(
     fault: str, vault: VaultLocation, tmp_path: Path
 ) -> None:
-    fed = ran(made(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=vault), 3)
+    fed = fit_rounds(make_federation(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=vault), 3)
     if fault == "damaged":
-        damaged(tmp_path / "vault", "1")
+        damage_coreset(tmp_path / "vault", "1")
     elif fault == "forgotten":
         Vault(vault.folder).forget("1")
     else:
         (tmp_path / "key").unlink()
         vault.__dict__.pop("with_key")
     with pytest.warns(DescantWarning, match="[12] of 5 replies were rejected, the first: round 4, party '1'"):
-        ran(fed, 1)
-    assert presence(fed)[-1] == ("papap" if fault == "no key" else "papsp")
+        fit_rounds(fed, 1)
+    assert presence_by_round(fed)[-1] == ("papap" if fault == "no key" else "papsp")
     assert fed.history_[-1]["change"] > 0
 
 
 def test_vault_restored_from_an_older_copy_is_rejected(vault: VaultLocation, tmp_path: Path) -> None:
     here = Timetable.from_records([{"party": "1", "from": 1, "to": 2}, {"party": "1", "from": 4, "to": 4}])
-    fed = ran(made(CoresetProxies(algorithms.FedAvg(), share=0.4), here, vault=vault), 3)
+    fed = fit_rounds(make_federation(CoresetProxies(algorithms.FedAvg(), share=0.4), here, vault=vault), 3)
     shutil.copytree(vault.folder, tmp_path / "older")
-    ran(fed, 1).save(tmp_path / "run")
-    older = made(
+    fit_rounds(fed, 1).save(tmp_path / "run")
+    older = make_federation(
         CoresetProxies(algorithms.FedAvg(), share=0.4), here, vault=replace(vault, folder=str(tmp_path / "older"))
     )
     with pytest.warns(DescantWarning, match="is number 1, and not number 2 of this run: the vault was restored from"):
-        ran(older.load(tmp_path / "run"), 1)
-    assert presence(older)[-1] == "pappp"
+        fit_rounds(older.load(tmp_path / "run"), 1)
+    assert presence_by_round(older)[-1] == "pappp"
 
 
 def test_run_resumes_only_with_its_own_vault(vault: VaultLocation, tmp_path: Path) -> None:
     algorithm = CoresetProxies(algorithms.FedAvg(), share=0.4)
-    ran(made(algorithm, AWAY, vault=vault), 3).save(tmp_path / "run")
-    for run, key, told in (
+    fit_rounds(make_federation(algorithm, AWAY, vault=vault), 3).save(tmp_path / "run")
+    for run, key, message in (
         ("run 8", vault.key, "run 'run 7', here 'run 8'"),
         ("run 7", None, "fingerprint '.*', here"),
     ):
         Vault.create(tmp_path / f"{run}{key}", PrivateKey.new() if key is None else read_key(key), run)
-        other = made(algorithm, AWAY, vault=VaultLocation(str(tmp_path / f"{run}{key}"), key))
-        with pytest.raises(StateError, match=f"saved by another federation: vault.{told}"):
+        other = make_federation(algorithm, AWAY, vault=VaultLocation(str(tmp_path / f"{run}{key}"), key))
+        with pytest.raises(StateError, match=f"saved by another federation: vault.{message}"):
             other.load(tmp_path / "run")
     with pytest.raises(StateError, match=r"saved by another federation: vault .*'run 7'.*, here None"):
-        made(algorithm, AWAY).load(tmp_path / "run")
+        make_federation(algorithm, AWAY).load(tmp_path / "run")
     with pytest.raises(SettingError, match="a vault is for one run: leave 'vault' out"):
         compare([algorithm], network(), classification_parties(5), rounds=1, vault=vault)
 
 
 def test_coresets_of_another_run_in_the_same_vault_are_rejected(vault: VaultLocation) -> None:
     algorithm = CoresetProxies(algorithms.FedAvg(), share=0.4)
-    fed, undisturbed = (ran(made(algorithm, AWAY, vault=keep), 3) for keep in (vault, None))
-    ran(made(algorithm, AWAY, vault=replace(vault)), 1)
+    fed, undisturbed = (fit_rounds(make_federation(algorithm, AWAY, vault=keep), 3) for keep in (vault, None))
+    fit_rounds(make_federation(algorithm, AWAY, vault=replace(vault)), 1)
     assert torch.equal(
-        ran(fed, 1).state.global_model, ran(undisturbed, 1).state.global_model
+        fit_rounds(fed, 1).state.global_model, fit_rounds(undisturbed, 1).state.global_model
     )  # the one before is still held
-    ran(made(algorithm, AWAY, vault=replace(vault)), 1)
+    fit_rounds(make_federation(algorithm, AWAY, vault=replace(vault)), 1)
     with pytest.warns(DescantWarning, match="has stored others since, in rounds that .* or for another run"):
-        ran(fed, 1)
-    assert presence(fed)[-2:] == ["pspsp", "papap"]
+        fit_rounds(fed, 1)
+    assert presence_by_round(fed)[-2:] == ["pspsp", "papap"]
 
 
-def faulty(fault: str, folder: Path, party: str) -> Callable[[], None]:
+def break_vault(fault: str, folder: Path, party: str) -> Callable[[], None]:
     """Break a vault so that a party cannot be invited; the returned function repairs it."""
     key = folder / "parties" / hashlib.sha256(party.encode()).hexdigest()[:32] / "key"
     log = folder / "audit.jsonl"
@@ -368,14 +388,14 @@ def faulty(fault: str, folder: Path, party: str) -> Callable[[], None]:
         log.write_bytes(b"".join(kept[log].splitlines(keepends=True)[:-1]))
     lock = FolderLock(folder / ".lock") if fault == "busy" else None
 
-    def undone() -> None:
+    def repair() -> None:
         for file, data in kept.items():
             file.write_bytes(data)
         key.chmod(0o600)
         if lock is not None:
             lock.release()
 
-    return undone
+    return repair
 
 
 @pytest.mark.parametrize("fault", ["no key", "open key", "a line less", "busy"])
@@ -384,13 +404,13 @@ def test_vault_fault_costs_a_returning_party_its_coreset_but_not_the_run(
 ) -> None:
     monkeypatch.setattr("descant.storage.vault.party_entries.LOCK_TIMEOUT", 0.0)
     here = Timetable.from_records([{"party": "1", "from": 1, "to": 1}, {"party": "1", "from": 3}])
-    fed = ran(made(CoresetProxies(algorithms.FedAvg(), share=0.4), here, vault=vault), 2)
-    undo = faulty(fault, tmp_path / "vault", "1")
+    fed = fit_rounds(make_federation(CoresetProxies(algorithms.FedAvg(), share=0.4), here, vault=vault), 2)
+    undo = break_vault(fault, tmp_path / "vault", "1")
     with pytest.warns(DescantWarning, match=r"party '1', .*: it was not asked for a coreset: "):
-        ran(fed, 1)
-    assert presence(fed) == ["ppppp", "psppp", "ppppp"] and len(fed.rejections_) == 1
+        fit_rounds(fed, 1)
+    assert presence_by_round(fed) == ["ppppp", "psppp", "ppppp"] and len(fed.rejections_) == 1
     undo()
-    ran(fed, 1)  # it is asked once more
+    fit_rounds(fed, 1)  # it is asked once more
     assert fed.state.server_state["proxy"]["generation"].tolist() == [1, 2, 1, 1, 1] and len(fed.rejections_) == 1
 
 
@@ -402,44 +422,48 @@ def test_coreset_that_the_vault_cannot_write_is_a_rejection(
 
     monkeypatch.setattr(Vault, "store", full)
     with pytest.warns(DescantWarning, match="its coreset was not accepted: it is full"):
-        ran(made(CoresetProxies(algorithms.FedAvg()), AWAY, vault=vault), 1)
+        fit_rounds(make_federation(CoresetProxies(algorithms.FedAvg()), AWAY, vault=vault), 1)
 
 
 def test_folder_without_a_vault_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="holds no vault"):
-        ran(made(CoresetProxies(algorithms.FedAvg()), vault=VaultLocation(str(tmp_path))), 1)
+        fit_rounds(make_federation(CoresetProxies(algorithms.FedAvg()), vault=VaultLocation(str(tmp_path))), 1)
 
 
 def test_rows_beyond_the_coreset_limit_never_leave_a_party(vault: VaultLocation) -> None:
     for keep in (vault, None):
-        fed = made(
+        fed = make_federation(
             CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=keep, coreset_limit=CoresetLimit(share=0.1)
         )
         with pytest.warns(
             DescantWarning, match="it deposited no coreset: The coreset of party '0' has 4 of its 9 rows"
         ):
-            ran(fed, 4)
-        assert presence(fed) == ["ppppp", "ppppp", "pappp", "papsp"]  # its training counts all the same
+            fit_rounds(fed, 4)
+        assert presence_by_round(fed) == ["ppppp", "ppppp", "pappp", "papsp"]  # its training counts all the same
         assert [(one.party, one.round) for one in fed.rejections_] == [("0", 1), ("1", 1), ("2", 1)]  # asked only once
     left = [one.party for one in Vault(vault.folder).parties() if one.generation is not None]
     assert left == ["3", "4"]  # one row may leave in any case
 
 
 def test_coreset_limit_zero_deposits_nothing(vault: VaultLocation) -> None:
-    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=vault, coreset_limit=CoresetLimit(share=0))
+    fed = make_federation(
+        CoresetProxies(algorithms.FedAvg(), share=0.4), AWAY, vault=vault, coreset_limit=CoresetLimit(share=0)
+    )
     with pytest.warns(DescantWarning, match="Its limit is 0"):
-        ran(fed, 4)
-    assert presence(fed)[-1] == "papap" and all(one.generation is None for one in Vault(vault.folder).parties())
+        fit_rounds(fed, 4)
+    assert presence_by_round(fed)[-1] == "papap" and all(
+        one.generation is None for one in Vault(vault.folder).parties()
+    )
 
 
 def test_limit_is_checked_before_rows_are_chosen_and_again_on_return(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), RETURNS, coreset_limit=CoresetLimit(share=0))
+    fed = make_federation(CoresetProxies(algorithms.FedAvg(), share=0.4), RETURNS, coreset_limit=CoresetLimit(share=0))
     fed.state  # noqa: B018  the rehearsal chooses, too
     monkeypatch.setattr(Selection, "choose", lambda *arguments: pytest.fail("it was chosen"))
     with pytest.warns(DescantWarning, match="Its limit is 0"):
-        ran(fed)
+        fit_rounds(fed)
     rounds = [(one.party, one.round) for one in fed.rejections_]
     assert rounds == [("0", 1), ("1", 1), ("3", 1), ("4", 1), ("2", 4), ("1", 5)]
     assert not any("chosen" in one.reason for one in fed.rejections_)
@@ -469,16 +493,18 @@ def test_all_rows_that_ever_leave_are_within_the_coreset_limit(
         settings: dict[str, object] = {"vault": vault if sealed else None, "coreset_limit": CoresetLimit(share=most)}
         fed = Federation(partial(nn.Linear, 64, 10), people, algorithm, lr=0.1, steps=3, batch=10, **settings)  # type: ignore[arg-type]
         if most == 1:
-            ran(fed, 12)
+            fit_rounds(fed, 12)
             assert not fed.rejections_ and len(left["1"]) > 0.1 * people["1"].samples + 1
             assert fed.engine_.party_states.get("1")["coreset.ever"].tolist() == sorted(left["1"])
             continue
         with pytest.warns(DescantWarning, match=r"rows that have not left before, besides \d+ that have. Its limit is"):
-            ran(fed, 12)
+            fit_rounds(fed, 12)
         assert len(fed.engine_.party_states.get("1")["coreset.ever"]) <= CoresetLimit(share=most).max_rows(
             people["1"].samples
         )
-        assert {"s", "p"} == {letters[1] for letters in presence(fed)}  # the older one stands in still
+        assert {"s", "p"} == {
+            expected_presence[1] for expected_presence in presence_by_round(fed)
+        }  # the older one stands in still
 
 
 @pytest.mark.filterwarnings("ignore::descant.errors.DescantWarning")
@@ -494,14 +520,14 @@ def test_missing_coresets_are_not_reported_as_rejected_updates(tmp_path: Path) -
     compared = compare([algorithm], nn.Linear(64, 10), people, rounds=1, progress=False, **settings)
     for study in (compared, study_from_run(tmp_path / "run")):
         assert [result.rejected for result in study.results] == [0, 0] and "rejected" not in study.verdict()
-        (told,) = (text for text in study.findings() if "coresets" in text)
-        assert told.startswith(
+        (message,) = (text for text in study.findings() if "coresets" in text)
+        assert message.startswith(
             "4 coresets of FedAvg+proxies were missing, or rejected by the vault. The first: round 1"
         )
         assert "updates" not in "".join(study.findings())
 
 
-def falsified(change: Callable[[bytes], bytes], party: str) -> partial[BytesEngine]:
+def tamper_coresets(change: Callable[[bytes], bytes], party: str) -> partial[BytesEngine]:
     def fault(report: object) -> list[object]:
         if isinstance(report, Reply) and report.party == party and report.encrypted_coreset:
             return [replace(report, encrypted_coreset=change(report.encrypted_coreset))]
@@ -511,7 +537,7 @@ def falsified(change: Callable[[bytes], bytes], party: str) -> partial[BytesEngi
 
 
 @pytest.mark.parametrize(
-    ("change", "told", "letters"),
+    ("change", "message", "expected_presence"),
     [
         (lambda sealed: sealed + bytes(10**6), "its encrypted coreset is too large", "p.ppp"),
         (lambda sealed: sealed[:-3], "its coreset was not accepted", "ppppp"),
@@ -520,17 +546,19 @@ def falsified(change: Callable[[bytes], bytes], party: str) -> partial[BytesEngi
     ids=["too large", "cut", "none"],
 )
 def test_bad_coreset_is_rejected(
-    change: Callable[[bytes], bytes], told: str, letters: str, vault: VaultLocation
+    change: Callable[[bytes], bytes], message: str, expected_presence: str, vault: VaultLocation
 ) -> None:
-    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), vault=vault, engine=falsified(change, "1"))
-    with pytest.warns(DescantWarning, match=told):
-        ran(fed, 1)
-    assert presence(fed) == [letters]
+    fed = make_federation(
+        CoresetProxies(algorithms.FedAvg(), share=0.4), vault=vault, engine=tamper_coresets(change, "1")
+    )
+    with pytest.warns(DescantWarning, match=message):
+        fit_rounds(fed, 1)
+    assert presence_by_round(fed) == [expected_presence]
     assert fed.state.server_state["proxy"]["generation"].tolist() == [1, 0, 1, 1, 1]
 
 
 def test_unknown_labels_in_a_coreset_are_rejected(vault: VaultLocation) -> None:
-    fed = made(CoresetProxies(algorithms.FedAvg(), share=0.4), vault=vault)
+    fed = make_federation(CoresetProxies(algorithms.FedAvg(), share=0.4), vault=vault)
     assert fed.plan_.classes == 3
     people = parties.from_arrays([(p.x, p.y) for p in classification_parties(5).values()], test=0)
     fed = Federation(network(), people, CoresetProxies(algorithms.FedAvg()), vault=vault, steps=0)
@@ -538,7 +566,7 @@ def test_unknown_labels_in_a_coreset_are_rejected(vault: VaultLocation) -> None:
     assert fed.state.round == 0  # labels are looked at before the work; these go wrong after it has begun
     people["1"].y.add_(5)
     with pytest.warns(DescantWarning, match="labels that the model does not know: they must be 0 to 2"):
-        ran(fed, 2)
+        fit_rounds(fed, 2)
 
 
 def test_recipe_wraps_a_method_with_coreset_proxies() -> None:
@@ -556,9 +584,9 @@ def test_invalid_proxy_settings_are_rejected() -> None:
         CoresetProxies(CoresetProxies(algorithms.FedAvg(), share=0.1))
     for share in (0, 1.5):
         with pytest.raises(SettingError, match="The 'share' of Selection must be > 0 and <= 1"):
-            ran(made(CoresetProxies(algorithms.FedAvg(), share=share)), 1)
+            fit_rounds(make_federation(CoresetProxies(algorithms.FedAvg(), share=share)), 1)
     with pytest.raises(SettingError, match="The 'work' of ProxySettings must be a whole number >= 0"):
-        ran(made(CoresetProxies(algorithms.FedAvg(), work=-1)), 1)
+        fit_rounds(make_federation(CoresetProxies(algorithms.FedAvg(), work=-1)), 1)
 
 
 WRONG: dict[str, tuple[Algorithm, dict[str, object], str]] = {
@@ -599,9 +627,9 @@ WRONG: dict[str, tuple[Algorithm, dict[str, object], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_setting_errors_are_found_before_training(name: str) -> None:
-    algorithm, settings, told = WRONG[name]
-    with pytest.raises(DescantError, match=told):
-        made(algorithm, **settings).state  # noqa: B018
+    algorithm, settings, message = WRONG[name]
+    with pytest.raises(DescantError, match=message):
+        make_federation(algorithm, **settings).state  # noqa: B018
 
 
 def test_agents_have_no_rows_to_deposit() -> None:
@@ -650,13 +678,13 @@ def test_preview_uses_the_method_with_coreset_proxies(tmp_path: Path) -> None:
         shown = preview(tmp_path / arguments[0], *arguments[1:], "--json")
         assert shown.exit_code == 0, shown.output
         assert len(json.loads(shown.stdout)["rows"]) == round(share * party.samples)
-    for arguments, told in (
+    for arguments, message in (
         (["2"], "select different coresets. Choose one: --method 'half', 'all'"),
         (["2", "--method", "fedavg"], "fedavg has no coreset proxies"),
         (["2", "--method", "hlaf"], "There is no algorithm 'hlaf'"),
     ):
         shown = preview(tmp_path / "two.toml", *arguments)
-        assert shown.exit_code == 1 and told in shown.stderr, shown.output
+        assert shown.exit_code == 1 and message in shown.stderr, shown.output
 
 
 def module() -> nn.Module:
@@ -675,8 +703,8 @@ def test_proxies_train_in_worker_processes(vault: VaultLocation, monkeypatch: py
             fed = Federation(module, classification_parties, algorithm, vault=keep, **settings, **more)  # type: ignore[arg-type]
             if engine is not None:
                 fed.engine_.wait()  # type: ignore[attr-defined]
-            centers.append(ran(fed, 4).state.global_model)
-            assert presence(fed)[-1] == "pspsp" and not fed.rejections_
+            centers.append(fit_rounds(fed, 4).state.global_model)
+            assert presence_by_round(fed)[-1] == "pspsp" and not fed.rejections_
         assert torch.equal(centers[0], centers[1]) and torch.equal(centers[0], centers[2])
     finally:
         processes.close()

@@ -56,7 +56,7 @@ def row(fed: Federation) -> Tensor:
     return fed.state.global_model
 
 
-def released_by(algorithm: Algorithm, models: Tensor, center: Tensor, count: float, round: int = 0) -> Tensor:
+def released_model(algorithm: Algorithm, models: Tensor, center: Tensor, count: float, round: int = 0) -> Tensor:
     """Return the global model that a round releases from these models ``[K, d]``."""
     layout = SimpleNamespace(trainable_width=models.shape[1], column_range=None)
     plan: Any = SimpleNamespace(algorithm=algorithm, net=SimpleNamespace(layout=layout), private_layers=(), seed=0)
@@ -80,11 +80,11 @@ def test_no_party_moves_the_mean_by_more_than_its_share_of_the_clip(
     center = torch.tensor(at, dtype=torch.float64)
     method = central(clip=clip, noise=0.0)
     count = len(models)
-    whole = released_by(method, models, center, count)
+    whole = released_model(method, models, center, count)
     rounding = 1e-15 * (models.abs().max() + center.abs().max()) * count
     assert torch.linalg.vector_norm(whole - center) <= clip * (1 + 1e-12) + rounding  # a mean of clipped changes
     for k in range(count):
-        without = released_by(method, torch.cat([models[:k], models[k + 1 :]]), center, count)
+        without = released_model(method, torch.cat([models[:k], models[k + 1 :]]), center, count)
         assert torch.linalg.vector_norm(whole - without) <= clip / count * (1 + 1e-12) + rounding
 
 
@@ -111,9 +111,15 @@ def reports(fed: Federation, round: int = 1, memories: list[dict[str, Tensor]] |
 
 
 def tasks(fed: Federation, round: int = 1) -> list[Task]:
-    told = {"seed": fed.seed, "execution_mode": fed.state.execution_mode, "layout": fed.plan_.net.layout.digest}
-    told |= vars(fed.plan_.solver.hyper)
-    return [Task(name, round, "train", arrays={"global_model": row(fed)}, settings=told) for name in fed.population]
+    task_settings = {
+        "seed": fed.seed,
+        "execution_mode": fed.state.execution_mode,
+        "layout": fed.plan_.net.layout.digest,
+    }
+    task_settings |= vars(fed.plan_.solver.hyper)
+    return [
+        Task(name, round, "train", arrays={"global_model": row(fed)}, settings=task_settings) for name in fed.population
+    ]
 
 
 def sent(fed: Federation, report: Reply) -> list[tuple[Tensor, Tensor]]:
@@ -141,7 +147,7 @@ def test_dp_without_clip_and_noise_equals_the_base_method(
         assert torch.equal(ours, theirs)
 
 
-def deviates(values: Tensor, deviation: float) -> bool:
+def has_other_deviation(values: Tensor, deviation: float) -> bool:
     """Return True if a sample's variance or mean is off by more than 5 standard errors of a normal one."""
     n = values.numel()
     ratio = float(values.double().var() / deviation**2)
@@ -154,9 +160,9 @@ def test_central_noise_has_the_stated_standard_deviation(source: Any, clip: floa
     """z·C/K in every column, whatever the parties report: here nothing. 5 standard errors: 6 in 10 million fail."""
     center = torch.zeros(200_000, dtype=torch.float64)
     method = CentralDP(PLAIN, clip=clip, noise=noise, source=source)
-    found = released_by(method, torch.zeros(count, len(center), dtype=torch.float64), center, count)
-    assert not deviates(found, noise * clip / count)
-    assert deviates(found, 1.02 * noise * clip / count)  # the test can fail
+    found = released_model(method, torch.zeros(count, len(center), dtype=torch.float64), center, count)
+    assert not has_other_deviation(found, noise * clip / count)
+    assert has_other_deviation(found, 1.02 * noise * clip / count)  # the test can fail
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100_001])
@@ -168,7 +174,7 @@ def test_noise_of_every_source_is_normal(count: int) -> None:
     ):
         assert drawn.shape == (count,) and drawn.isfinite().all()
         if count > 1000:
-            assert not deviates(drawn, 1.0)
+            assert not has_other_deviation(drawn, 1.0)
             fourth = float(drawn.pow(4).mean())  # 3 for a normal number, with a variance of 96/n
             assert abs(fourth - 3) < 5 * math.sqrt(96 / count)
             below = float((drawn < 1.0).double().mean())
@@ -187,7 +193,7 @@ def test_system_noise_never_repeats_and_seeded_noise_does() -> None:
 
 def test_noise_is_added_when_no_party_replies() -> None:
     center = torch.zeros(3)
-    found = [released_by(central(), torch.zeros(0, 3), center, 4, round) for round in (0, 1)]
+    found = [released_model(central(), torch.zeros(0, 3), center, 4, round) for round in (0, 1)]
     assert (found[0] != 0).all() and (found[0] != found[1]).all()
 
 
@@ -266,7 +272,7 @@ def test_noise_secret_survives_a_reset_of_the_local_state() -> None:
     assert after is not None and torch.equal(after["secret.noise"], memory["secret.noise"])
 
 
-def closed(sigma: float, spent: float) -> float:
+def closed_form_delta(sigma: float, spent: float) -> float:
     """δ of a Gaussian mechanism at ε: Balle & Wang (2018), Theorem 8."""
 
     def below(x: float) -> float:
@@ -280,7 +286,7 @@ def closed(sigma: float, spent: float) -> float:
 def test_accountant_equals_the_closed_form_of_the_gaussian_mechanism(noise: float, releases: int) -> None:
     """T releases with noise σ are one with σ/√T."""
     found = epsilon(noise, releases, 1e-5)
-    assert closed(noise / math.sqrt(releases), found) == pytest.approx(1e-5, rel=1e-6)
+    assert closed_form_delta(noise / math.sqrt(releases), found) == pytest.approx(1e-5, rel=1e-6)
     assert epsilon(noise / math.sqrt(releases), 1, 1e-5) == found
 
 
@@ -565,10 +571,10 @@ def test_findings_name_what_epsilon_does_not_count() -> None:
     assert "seed" not in finding
 
 
-hiding = partial(DpSgd, lr=0.1, steps=3, batch=4, source="seed")
+private_sgd = partial(DpSgd, lr=0.1, steps=3, batch=4, source="seed")
 
 
-def by_samples(solver: DpSgd, method: Algorithm = PLAIN, **settings: Any) -> Federation:
+def dp_sgd_federation(solver: DpSgd, method: Algorithm = PLAIN, **settings: Any) -> Federation:
     return Federation(network(), classification_parties(6), method, solver=solver, seed=5, **settings)
 
 
@@ -624,7 +630,7 @@ def test_per_sample_gradients_equal_a_loop_with_autograd(made: Callable[..., nn.
 
 @pytest.mark.parametrize("base", [PLAIN, FedAvgPlus(alpha=1.0), A.FedRep()], ids=lambda base: str(base.name))
 def test_dp_sgd_without_clip_and_noise_equals_full_batch_sgd(base: Algorithm) -> None:
-    private = by_samples(DpSgd(lr=0.1, steps=3, batch=10**6, clip=1e9, noise=0.0, source="seed"), base)
+    private = dp_sgd_federation(DpSgd(lr=0.1, steps=3, batch=10**6, clip=1e9, noise=0.0, source="seed"), base)
     plain = Federation(network(), classification_parties(6), base, lr=0.1, steps=3, batch=10**6, seed=5)
     torch.testing.assert_close(row(private.fit(3, progress=False)), row(plain.fit(3, progress=False)))
 
@@ -637,7 +643,7 @@ def test_dp_sgd_noise_has_the_stated_standard_deviation(source: Any) -> None:
     fed = Federation(model, classification_parties(3, torch.float64), PLAIN, solver=solver)
     first = reports(fed)[0]
     change = torch.cat([(tensor - center).reshape(-1) for tensor, center in sent(fed, first)])
-    assert not deviates(change, math.sqrt(4) * 0.5 * 1e3 * 1e-3 / 2)
+    assert not has_other_deviation(change, math.sqrt(4) * 0.5 * 1e3 * 1e-3 / 2)
 
 
 @pytest.mark.parametrize("source", ["seed", "system"])
@@ -654,16 +660,16 @@ def test_dp_sgd_batches_are_poisson_samples(source: Any) -> None:
 
 def test_sample_privacy_counts_steps_for_the_smallest_party() -> None:
     people = classification_parties(6).subset(["0", "1", "2"])  # 9, 13 and 17 samples
-    fed = Federation(network(), people, PLAIN, solver=hiding(noise=2.0)).fit(3, progress=False)
+    fed = Federation(network(), people, PLAIN, solver=private_sgd(noise=2.0)).fit(3, progress=False)
     assert [entry["epsilon"] for entry in fed.history_] == [epsilon(2.0, 3 * t, 1e-5, rate=4 / 9) for t in (1, 2, 3)]
     assert "Each sample has spent" in fed.findings()[-1] and math.isnan(fed.history_[-1]["loss"])
 
 
 def test_sample_budget_ends_a_run_and_survives_a_restart(tmp_path: Path) -> None:
-    whole = by_samples(hiding(noise=2.0)).fit(3, progress=False)
-    by_samples(hiding(noise=2.0)).fit(2, progress=False).save(tmp_path)
-    assert by_samples(hiding(noise=2.0)).load(tmp_path).fit(1, progress=False).hash() == whole.hash()
-    enough = by_samples(hiding(noise=2.0, budget=epsilon(2.0, 6, 1e-5)))
+    whole = dp_sgd_federation(private_sgd(noise=2.0)).fit(3, progress=False)
+    dp_sgd_federation(private_sgd(noise=2.0)).fit(2, progress=False).save(tmp_path)
+    assert dp_sgd_federation(private_sgd(noise=2.0)).load(tmp_path).fit(1, progress=False).hash() == whole.hash()
+    enough = dp_sgd_federation(private_sgd(noise=2.0, budget=epsilon(2.0, 6, 1e-5)))
     with pytest.warns(DescantWarning, match="ends the run after 2 rounds"):
         enough.fit(5, progress=False)
     assert enough.state.round == 2
@@ -672,13 +678,17 @@ def test_sample_budget_ends_a_run_and_survives_a_restart(tmp_path: Path) -> None
 @pytest.mark.parametrize("base", [PLAIN, A.FedGeoMedPlus(), A.FedPer()], ids=lambda base: str(base.name))
 def test_batching_never_changes_dp_sgd(base: Algorithm) -> None:
     def hashed(most: int) -> str:
-        return by_samples(hiding(), base, engine=partial(InProcess, max_parties=most)).fit(2, progress=False).hash()
+        return (
+            dp_sgd_federation(private_sgd(), base, engine=partial(InProcess, max_parties=most))
+            .fit(2, progress=False)
+            .hash()
+        )
 
     assert hashed(1) == hashed(2) == hashed(6)
 
 
 def test_repeated_task_gets_the_same_dp_sgd_reply() -> None:
-    fed = by_samples(hiding(source="system"))
+    fed = dp_sgd_federation(private_sgd(source="system"))
     first = perform_tasks(fed.plan_, tasks(fed), [{}] * 6)
     again = perform_tasks(fed.plan_, tasks(fed), [memory or {} for _, memory in first])
     for (one, _), (other, _) in zip(first, again, strict=True):
@@ -706,14 +716,14 @@ UNHIDDEN: dict[str, tuple[Callable[[], Algorithm], str]] = {
 def test_methods_unsound_with_dp_sgd_are_rejected(name: str) -> None:
     make, reason = UNHIDDEN[name]
     with pytest.raises(SettingError, match=reason):
-        by_samples(hiding(), make()).fit(1, progress=False)
+        dp_sgd_federation(private_sgd(), make()).fit(1, progress=False)
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout()])
 def test_models_without_per_sample_gradients_are_rejected(layer: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(6, 4), layer, nn.Linear(4, 3))
     with pytest.raises(ModelError, match=r"cannot be hidden|the gradient of every single sample"):
-        Federation(model, classification_parties(6), PLAIN, solver=hiding()).fit(1, progress=False)
+        Federation(model, classification_parties(6), PLAIN, solver=private_sgd()).fit(1, progress=False)
 
 
 def test_a_recipe_wraps_a_method() -> None:

@@ -67,7 +67,9 @@ def cohort_of(weights: Sequence[int], round: int = 1) -> tuple[Cohort, dict[str,
     return Cohort(names, public, torch.tensor(weights)), keys
 
 
-def sent(cohort: Cohort, keys: dict[str, Any], changes: dict[str, Tensor], digest: bytes = b"digest") -> list[Tensor]:
+def masked_parts(
+    cohort: Cohort, keys: dict[str, Any], changes: dict[str, Tensor], digest: bytes = b"digest"
+) -> list[Tensor]:
     words = [
         add_masks(to_fixed_point(changes[name], cohort.share(name)), name, keys[name], cohort=cohort, digest=digest)
         for name in cohort.names
@@ -82,7 +84,7 @@ numbers = st.floats(-0.99 * MAX_CHANGE, 0.99 * MAX_CHANGE, allow_nan=False)
 def test_unmasked_sum_is_the_mean_within_half_a_step_each(rows: list[tuple[int, float, float]], rng: Any) -> None:
     cohort, keys = cohort_of([weight for weight, *_ in rows])
     changes = dict(zip(cohort.names, (torch.tensor(row[1:], dtype=torch.float64) for row in rows), strict=True))
-    parts = sent(cohort, keys, changes)
+    parts = masked_parts(cohort, keys, changes)
     mean = sum(changes[name] * cohort.share(name) for name in cohort.names)
     assert ((unmasked_sum(parts) - mean).abs() <= len(rows) / 2 / STEPS_PER_UNIT + 1e-15 * MAX_CHANGE * len(rows)).all()
     rng.shuffle(parts)
@@ -92,7 +94,7 @@ def test_unmasked_sum_is_the_mean_within_half_a_step_each(rows: list[tuple[int, 
     assert torch.equal(unmasked_sum(parts), unmasked_sum(plain))  # neither masks nor their order change a bit
 
 
-def evenness(tensors: Sequence[Tensor]) -> float:
+def chi_square_deviations(tensors: Sequence[Tensor]) -> float:
     """Return χ² of the bytes, in standard deviations from its expectation for uniform bytes."""
     data = np.concatenate([tensor.numpy().reshape(-1).view(np.uint8) for tensor in tensors])
     found = np.bincount(data, minlength=256)
@@ -104,9 +106,9 @@ def evenness(tensors: Sequence[Tensor]) -> float:
 def test_partial_sums_are_noise(change: Tensor) -> None:
     """Uniform bytes exceed 7 standard deviations once in a hundred billion draws."""
     cohort, keys = cohort_of([1, 1, 1])
-    parts = sent(cohort, keys, dict.fromkeys(cohort.names, change))
-    assert all(evenness([part]) < 7 for part in parts) and evenness([parts[0] + parts[1]]) < 7
-    assert evenness([parts[0] + parts[1] + parts[2]]) > 1000  # the test can fail
+    parts = masked_parts(cohort, keys, dict.fromkeys(cohort.names, change))
+    assert all(chi_square_deviations([part]) < 7 for part in parts) and chi_square_deviations([parts[0] + parts[1]]) < 7
+    assert chi_square_deviations([parts[0] + parts[1] + parts[2]]) > 1000  # the test can fail
     assert not (parts[0] == parts[1]).any()
 
 
@@ -119,8 +121,8 @@ def test_masks_differ_by_pair_round_global_model_and_cohort() -> None:
         cohort.digest(1, center), cohort.digest(2, center), cohort.digest(1, center + 1), other.digest(1, center)
     ]  # fmt: skip
     changes = dict.fromkeys(cohort.names, torch.zeros(4))
-    found = [part for digest in digests for part in sent(cohort, keys, changes, digest)]
-    found += sent(later, later_keys, changes, digests[0])
+    found = [part for digest in digests for part in masked_parts(cohort, keys, changes, digest)]
+    found += masked_parts(later, later_keys, changes, digests[0])
     assert len({tuple(part.tolist()) for part in found}) == len(found) == 15
 
 
@@ -134,18 +136,18 @@ def test_change_too_large_for_the_sum_is_not_sent(bad: float) -> None:
 def test_masks_that_do_not_cancel_are_detected(what: str) -> None:
     cohort, keys = cohort_of([1, 1, 1])
     changes = dict.fromkeys(cohort.names, torch.ones(30))
-    parts = sent(cohort, keys, changes)
+    parts = masked_parts(cohort, keys, changes)
     other = {**keys, "party 2": round_key(b"another", 0, 1, party="party 2")}
-    told = {
+    cases = {
         "a part is missing": parts[:2],
         "a part twice": [*parts, parts[0]],
-        "another key": sent(cohort, other, changes),
+        "another key": masked_parts(cohort, other, changes),
     }
     torch.testing.assert_close(
         unmasked_sum(parts), torch.ones(30, dtype=torch.float64), rtol=0, atol=2 / STEPS_PER_UNIT
     )
     with pytest.raises(EngineError, match="do not cancel"):
-        unmasked_sum(told[what])
+        unmasked_sum(cases[what])
 
 
 BASES: dict[str, Callable[[], Algorithm]] = {
@@ -210,7 +212,7 @@ def test_virtual_clock_gives_the_same_sum() -> None:
     assert torch.equal(timed.state.global_model, federation().fit(2, progress=False).state.global_model)
 
 
-def spoiled(report: Reply, how: str) -> list[Reply]:
+def spoiled_reply(report: Reply, how: str) -> list[Reply]:
     first = next(iter(report.arrays))
     arrays = {
         "floats": {**report.arrays, first: report.arrays[first].double()},
@@ -233,7 +235,9 @@ def spoiled(report: Reply, how: str) -> list[Reply]:
 )
 def test_round_with_a_missing_party_is_void_and_the_next_continues(how: str, note: str) -> None:
     def fault(report: Reply) -> list[Reply]:
-        return spoiled(report, how) if (report.party, report.round, report.kind) == ("3", 2, "train") else [report]
+        return (
+            spoiled_reply(report, how) if (report.party, report.round, report.kind) == ("3", 2, "train") else [report]
+        )
 
     fed = federation(engine=partial(BytesEngine, tamper=fault))
     centers = [fed.state.global_model]
@@ -273,8 +277,11 @@ def test_parties_with_the_same_key_are_left_out() -> None:
 
     kept: dict[int, Any] = {}
     fed = federation(engine=partial(BytesEngine, tamper=fault))
-    met = exchange_keys(fed.plan_, fed.engine_, dict.fromkeys(fed.population, fed.plan_.solver.hyper), index=1)
-    assert [*met.participants] == ["1", "2", "4", "5"] and [refusal.party for refusal in met.rejections] == ["0", "3"]
+    exchange = exchange_keys(fed.plan_, fed.engine_, dict.fromkeys(fed.population, fed.plan_.solver.hyper), index=1)
+    assert [*exchange.participants] == ["1", "2", "4", "5"] and [refusal.party for refusal in exchange.rejections] == [
+        "0",
+        "3",
+    ]
 
 
 def test_too_few_keys_stop_the_round_with_a_warning() -> None:
@@ -304,7 +311,7 @@ def tasks(fed: Federation) -> list[Task]:
     return out
 
 
-def answered(fed: Federation, task: Task) -> Reply:
+def reply_to(fed: Federation, task: Task) -> Reply:
     ((report, _),) = perform_tasks(fed.plan_, [task], [{}])
     return report
 
@@ -312,12 +319,12 @@ def answered(fed: Federation, task: Task) -> Reply:
 def test_repeated_task_gets_the_same_masked_reply_and_another_secret_another_one() -> None:
     fed = federation()
     asked = tasks(fed)[0]
-    one, again = (answered(fed, asked).arrays for _ in range(2))
+    one, again = (reply_to(fed, asked).arrays for _ in range(2))
     assert all(torch.equal(one[name], again[name]) for name in one)
     cohort = asked.arrays["keys"].clone()
     fed.plan_ = replace(fed.plan_, secret=b"its own")
     cohort[0] = torch.frombuffer(bytearray(round_key(b"its own", 5, 1, party="0").public), dtype=torch.uint8)
-    other = answered(fed, replace(asked, arrays={**asked.arrays, "keys": cohort})).arrays
+    other = reply_to(fed, replace(asked, arrays={**asked.arrays, "keys": cohort})).arrays
     assert not any(bool((one[name] == other[name]).any()) for name in one)
     assert "its own" not in repr(fed.plan_)
 
@@ -359,21 +366,21 @@ def test_party_declines_an_invalid_cohort(name: str) -> None:
     fed = federation()
     change, why = COHORTS[name]
     asked = tasks(fed)[0]
-    assert answered(fed, asked).status == "ok"
-    report = answered(fed, change(asked))
+    assert reply_to(fed, asked).status == "ok"
+    report = reply_to(fed, change(asked))
     assert report.status == "declined" and not report.arrays
     assert re.search(why, report.reason), report.reason
 
 
-def secured(method: str = "fedavg", min_parties: int = 3) -> Recipe:
+def secure_recipe(method: str = "fedavg", min_parties: int = 3) -> Recipe:
     return Recipe({**recipe_for(method).tables, "wrap": [{"wrapper": "secure", "min_parties": min_parties}]})
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedper"])
 def test_secure_deployment_equals_the_simulation(tmp_path: Path, method: str) -> None:
     """Although the parties' secrets differ: masks leave no trace in the sum."""
-    fed = deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), secured(method)).fit(3, progress=False)
-    twin = simulated_federation(secured(method), 3)
+    fed = deployed_federation(InMemoryTransport(silo_handlers(tmp_path)), secure_recipe(method)).fit(3, progress=False)
+    twin = simulated_federation(secure_recipe(method), 3)
     assert_same_models(fed, twin)
     plain = simulated_federation(recipe_for(method), 3)
     torch.testing.assert_close(fed.state.global_model, plain.state.global_model, rtol=0, atol=1e-6)
@@ -383,15 +390,15 @@ def test_secure_deployment_equals_the_simulation(tmp_path: Path, method: str) ->
 
 
 def test_secure_run_killed_at_any_moment_continues_undisturbed(tmp_path: Path) -> None:
-    assert count_kills_of_recipe(tmp_path, secured("fedavg", min_parties=2), every=3) > 10
+    assert count_kills_of_recipe(tmp_path, secure_recipe("fedavg", min_parties=2), every=3) > 10
 
 
 def test_late_party_voids_the_round_and_joins_the_next(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    post.corrupt_reply = lambda task, answer: (
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    transport.corrupt_reply = lambda task, answer: (
         None if (task.party, task.round, task.kind) == ("1", 2, "train") else answer
     )
-    fed = deployed_federation(post, secured(), WaitLimits(deadline=0.2, quorum=3))
+    fed = deployed_federation(transport, secure_recipe(), WaitLimits(deadline=0.2, quorum=3))
     with pytest.warns(DescantWarning, match="Round 2: the sum cannot be unmasked without the updates of '1'"):
         fed.fit(3, progress=False)
     assert [entry["accepted"] for entry in fed.history_] == [4, 0, 4]
@@ -399,7 +406,7 @@ def test_late_party_voids_the_round_and_joins_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["keys", "train"])
 def test_lost_task_is_resent_after_a_reconnect(tmp_path: Path, kind: str) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
     lost = [3]
 
     def spoil(task: Task, answer: bytes) -> bytes | UndeliveredError:
@@ -408,31 +415,33 @@ def test_lost_task_is_resent_after_a_reconnect(tmp_path: Path, kind: str) -> Non
             return UndeliveredError("its machine is off")
         return answer
 
-    post.corrupt_reply = spoil
-    assert_same_models(deployed_federation(post, secured()).fit(3, progress=False), simulated_federation(secured(), 3))
+    transport.corrupt_reply = spoil
+    assert_same_models(
+        deployed_federation(transport, secure_recipe()).fit(3, progress=False), simulated_federation(secure_recipe(), 3)
+    )
     assert not lost[0]
 
 
 def test_absent_party_is_not_in_the_sum(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    fed = deployed_federation(post, secured()).fit(1, progress=False)
-    post.unreachable = {"2"}
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    fed = deployed_federation(transport, secure_recipe()).fit(1, progress=False)
+    transport.unreachable = {"2"}
     fed.fit(1, progress=False)
-    post.unreachable = set()
+    transport.unreachable = set()
     fed.fit(1, progress=False)
     assert [entry["accepted"] for entry in fed.history_] == [4, 3, 4] and not fed.rejections_
 
 
 def test_party_with_a_lost_secret_declines_the_cohort(tmp_path: Path) -> None:
-    post = InMemoryTransport(silo_handlers(tmp_path))
+    transport = InMemoryTransport(silo_handlers(tmp_path))
 
     def spoil(task: Task, answer: bytes) -> bytes:
         if (task.party, task.round, task.kind) == ("1", 2, "keys"):
             (tmp_path / "at-1" / "secret").unlink()
         return answer
 
-    post.corrupt_reply = spoil
-    fed = deployed_federation(post, secured())
+    transport.corrupt_reply = spoil
+    fed = deployed_federation(transport, secure_recipe())
     with pytest.warns(DescantWarning, match="without the updates of '1'"):
         fed.fit(3, progress=False)
     [refusal] = fed.rejections_
@@ -443,29 +452,31 @@ def test_party_with_a_lost_secret_declines_the_cohort(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["another cohort", "another centre", "an old round", "one that came to nothing"])
 def test_masks_of_a_round_hide_one_reply_only(tmp_path: Path, change: str) -> None:
     """Otherwise the difference of two sums, or of two replies under the same masks, would reveal one party."""
-    post = InMemoryTransport(silo_handlers(tmp_path))
-    letters = dict[int, Task]()
+    transport = InMemoryTransport(silo_handlers(tmp_path))
+    tasks_by_round = dict[int, Task]()
 
     def spoil(task: Task, answer: bytes) -> bytes:
         if task.party == "1" and task.kind == "train":
-            letters[task.round] = task
+            tasks_by_round[task.round] = task
         return answer
 
-    post.corrupt_reply = spoil
-    deployed_federation(post, secured()).fit(2, progress=False)
-    desk = post.handlers["1"]()
-    last = letters[2]
+    transport.corrupt_reply = spoil
+    deployed_federation(transport, secure_recipe()).fit(2, progress=False)
+    handler = transport.handlers["1"]()
+    last = tasks_by_round[2]
     center = {**last.arrays, "global_model": last.arrays["global_model"] + 1}
     asked = {
         "another cohort": _only(last, 3),
         "another centre": replace(last, arrays=center),
-        "an old round": replace(letters[1], settings={**letters[1].settings, "work": 2}),
+        "an old round": replace(tasks_by_round[1], settings={**tasks_by_round[1].settings, "work": 2}),
     }
-    assert unpack(desk.answer(pack(last)), Reply).status == "ok"  # the same letter, the same answer
+    assert unpack(handler.answer(pack(last)), Reply).status == "ok"  # the same letter, the same answer
     if change == "one that came to nothing":  # round 2 did not count, and round 3 failed
         lost = replace(last, round=3, settings={**last.settings, "cohort": None})
-        assert unpack(desk.answer(pack(lost)), Reply).status == "declined" and not desk.state.progress.pending_round
-    report = unpack(desk.answer(pack(asked.get(change, asked["another centre"]))), Reply)
+        assert (
+            unpack(handler.answer(pack(lost)), Reply).status == "declined" and not handler.state.progress.pending_round
+        )
+    report = unpack(handler.answer(pack(asked.get(change, asked["another centre"]))), Reply)
     assert report.status == "declined" and ("hide one reply" in report.reason or "Stale" in report.reason)
 
 
@@ -533,5 +544,5 @@ def test_agents_have_no_sample_weights_before_training() -> None:
 
 
 def test_a_recipe_wraps_a_method() -> None:
-    found = secured("fedprox", min_parties=4).algorithm()
+    found = secure_recipe("fedprox", min_parties=4).algorithm()
     assert found.secure_aggregation == SecureSettings(4) and found.name == "FedProx+SecAgg"

@@ -30,7 +30,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-def written(folder: Path, n: int = N) -> AuditLog:
+def write_log(folder: Path, n: int = N) -> AuditLog:
     """Return a log of n lines, all but the first written without the key."""
     folder.mkdir(exist_ok=True)
     AuditLog(folder, SECRET).start("created", who="me")
@@ -44,7 +44,7 @@ def written(folder: Path, n: int = N) -> AuditLog:
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("audit") / "log"
-    written(folder)
+    write_log(folder)
     return {name: (folder / name).read_bytes() for name in (AUDIT_LOG, AUDIT_HEAD)}
 
 
@@ -87,7 +87,7 @@ def head_for(data: bytes, secret: str) -> bytes:
 
 
 def test_log_reads_back_with_and_without_the_key(tmp_path: Path) -> None:
-    audit = written(tmp_path)
+    audit = write_log(tmp_path)
     assert audit.last_line.number == read(tmp_path) == read(tmp_path, SECRET) == N
     assert audit.open_counts == {"north": N - 1}
     lines = [json.loads(line) for line in (tmp_path / AUDIT_LOG).read_bytes().splitlines()]
@@ -97,7 +97,7 @@ def test_log_reads_back_with_and_without_the_key(tmp_path: Path) -> None:
 
 
 def test_two_writers_in_turn_continue_each_others_log(tmp_path: Path) -> None:
-    one = written(tmp_path)
+    one = write_log(tmp_path)
     two = AuditLog(tmp_path, SECRET)
     for i in range(6):
         audit = (one, two)[i % 2]
@@ -110,7 +110,7 @@ def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
     def held(audit: AuditLog) -> int:
         return sum(len(found) for found in vars(audit).values() if isinstance(found, list | tuple | dict))
 
-    audit = written(tmp_path, 3)
+    audit = write_log(tmp_path, 3)
     before = held(audit)
     for i in range(20):
         audit.add("opened", party="north", round=i)
@@ -192,7 +192,7 @@ def test_log_and_head_cut_together_are_detected_with_the_key(
 
 
 def test_earlier_reader_detects_a_restored_log(original: dict[str, bytes], tmp_path: Path) -> None:
-    audit = written(tmp_path)
+    audit = write_log(tmp_path)
     old = {name: (tmp_path / name).read_bytes() for name in (AUDIT_LOG, AUDIT_HEAD)}
     audit.add("opened", party="north")
     write_files(tmp_path, old[AUDIT_LOG], old[AUDIT_HEAD])
@@ -223,7 +223,7 @@ def test_kill_at_any_write_leaves_a_whole_line_or_none(tmp_path: Path, torn: boo
     left = set()
     for n in range(40):
         folder = tmp_path / str(n)
-        audit = written(folder, 2)
+        audit = write_log(folder, 2)
         with inject_faults(n, torn) as found, suppress(SimulatedCrash):
             audit.add("opened", party="north")
         reached = found.reached
@@ -250,7 +250,7 @@ def test_same_process_continues_after_a_full_disk_or_an_interrupt(
 ) -> None:
     for n in range(8):
         folder = tmp_path / str(n)
-        audit = written(folder, 2)
+        audit = write_log(folder, 2)
         with make(n), suppress(OSError, KeyboardInterrupt):
             audit.add("opened", party="north")
         audit.catch_up()

@@ -66,13 +66,13 @@ def vault(tmp_path: Path) -> Vault:
     return Vault.create(tmp_path / "vault", KEY, "run 7", "tester")
 
 
-def sealed_for(public: bytes, plain: bytes, run: str, party: str, generation: int) -> bytes:
+def encrypt_for(public: bytes, plain: bytes, run: str, party: str, generation: int) -> bytes:
     return encrypt_coreset(Invitation(public, generation), plain, run, party=party)
 
 
-def sent(vault: Vault, party: str, generation: int, what: CoresetRows | bytes | None = None) -> bytes:
+def encrypted_rows(vault: Vault, party: str, generation: int, what: CoresetRows | bytes | None = None) -> bytes:
     plain = what if isinstance(what, bytes) else pack_rows(what or rows())
-    return sealed_for(vault.invite(party).public_keys, plain, vault.run, party, generation)
+    return encrypt_for(vault.invite(party).public_keys, plain, vault.run, party, generation)
 
 
 def events(vault: Vault) -> list[dict[str, Any]]:
@@ -87,21 +87,21 @@ def bytes_in(folder: Path) -> bytes:
 @given(st.binary(max_size=300), st.text(max_size=60), st.text(max_size=60), st.integers(0, 2**53))
 def test_decryption_needs_both_keys(plain: bytes, run: str, party: str, generation: int) -> None:
     own = PrivateKey.new()
-    sealed = sealed_for(KEY.public + own.public, plain, run, party, generation)
-    assert decrypt_coreset(sealed, KEY, own, run=run, party=party) == plain
-    header = read_coreset_header(sealed)
+    ciphertext = encrypt_for(KEY.public + own.public, plain, run, party, generation)
+    assert decrypt_coreset(ciphertext, KEY, own, run=run, party=party) == plain
+    header = read_coreset_header(ciphertext)
     assert (header.run, header.party, header.generation, header.size) == (run, party, generation, len(plain))
-    assert len(plain) < 4 or plain not in sealed
+    assert len(plain) < 4 or plain not in ciphertext
 
 
 def test_encryption_follows_the_documented_formulas() -> None:
     """Decrypt by hand, with HKDF written out, from the formulas in the docstring of `encryption`."""
     own = PrivateKey.new()
-    sealed = sealed_for(KEY.public + own.public, b"some rows", "run", "north", 3)
-    mark = sealed[:17]
-    rest = sealed[17:]
+    ciphertext = encrypt_for(KEY.public + own.public, b"some rows", "run", "north", 3)
+    mark = ciphertext[:17]
+    rest = ciphertext[17:]
     length = int.from_bytes(rest[:4], "big")
-    front = sealed[: 21 + length]
+    front = ciphertext[: 21 + length]
     header = json.loads(rest[4 : 4 + length])
     body = rest[4 + length :]
     once = bytes.fromhex(header["once"])
@@ -112,29 +112,33 @@ def test_encryption_follows_the_documented_formulas() -> None:
     k2 = hmac.digest(first, k1 + info + b"\2", "sha256")
     assert AESGCM(k1).decrypt(bytes.fromhex(header["nonce"]), body, front) == b"some rows"
     assert header["digest"] == hmac.digest(k2, b"some rows", "sha256").hex()
-    assert hashlib.sha256(b"some rows").hexdigest().encode() not in sealed  # or a guess could be tried
+    assert hashlib.sha256(b"some rows").hexdigest().encode() not in ciphertext  # or a guess could be tried
 
 
 def test_no_nonce_and_no_ephemeral_key_is_used_twice() -> None:
     own = PrivateKey.new()
-    headers = [read_coreset_header(sealed_for(KEY.public + own.public, b"same", "run", "north", 1)) for _ in range(300)]
+    headers = [
+        read_coreset_header(encrypt_for(KEY.public + own.public, b"same", "run", "north", 1)) for _ in range(300)
+    ]
     for part in ("nonce", "once", "digest"):
         assert len({getattr(header, part) for header in headers}) == 300
 
 
 def test_every_changed_missing_or_added_byte_is_rejected() -> None:
     own = PrivateKey.new()
-    sealed = sealed_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
-    changed = [sealed[:i] + bytes([sealed[i] ^ 1 << i % 8]) + sealed[i + 1 :] for i in range(len(sealed))]
-    cut = [sealed[:i] for i in range(len(sealed))]
-    for data in [*changed, *cut, sealed + b"\0", b"\0" + sealed, sealed + sealed]:
+    ciphertext = encrypt_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
+    changed = [
+        ciphertext[:i] + bytes([ciphertext[i] ^ 1 << i % 8]) + ciphertext[i + 1 :] for i in range(len(ciphertext))
+    ]
+    cut = [ciphertext[:i] for i in range(len(ciphertext))]
+    for data in [*changed, *cut, ciphertext + b"\0", b"\0" + ciphertext, ciphertext + ciphertext]:
         with pytest.raises(VaultError) as found:
             decrypt_coreset(data, KEY, own, run="run", party="north")
         assert "secret rows" not in str(found.value)
 
 
 @pytest.mark.parametrize(
-    ("place", "says"),
+    ("place", "message"),
     [
         ("mark", "no encrypted coreset of this version"),
         ("run", "for run"),
@@ -144,20 +148,20 @@ def test_every_changed_missing_or_added_byte_is_rejected() -> None:
     + [(place, "was changed") for place in ("generation", "nonce", "once", "body", "tag")]
     + [("vault", "for the vault"), ("key", "for the key"), ("size", "was truncated, or bytes were added")],
 )
-def test_changed_field_is_named(place: str, says: str) -> None:
+def test_changed_field_is_named(place: str, message: str) -> None:
     own = PrivateKey.new()
-    sealed = sealed_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
+    ciphertext = encrypt_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
     if place in ("mark", "body", "tag"):
-        i = {"mark": 0, "body": len(sealed) - 17, "tag": len(sealed) - 1}[place]
-        data = sealed[:i] + bytes([sealed[i] ^ 1]) + sealed[i + 1 :]
+        i = {"mark": 0, "body": len(ciphertext) - 17, "tag": len(ciphertext) - 1}[place]
+        data = ciphertext[:i] + bytes([ciphertext[i] ^ 1]) + ciphertext[i + 1 :]
     else:
-        length = int.from_bytes(sealed[17:21], "big")
-        fields = json.loads(sealed[21 : 21 + length])
+        length = int.from_bytes(ciphertext[17:21], "big")
+        fields = json.loads(ciphertext[21 : 21 + length])
         value = fields[place]
         fields[place] = value + 1 if isinstance(value, int) else f"{int(value[0] == '0')}{value[1:]}"
         text = json.dumps(fields, separators=(",", ":")).encode()
-        data = sealed[:17] + len(text).to_bytes(4, "big") + text + sealed[21 + length :]
-    with pytest.raises(VaultError, match=says):
+        data = ciphertext[:17] + len(text).to_bytes(4, "big") + text + ciphertext[21 + length :]
+    with pytest.raises(VaultError, match=message):
         decrypt_coreset(data, KEY, own, run="run", party="north")
 
 
@@ -196,9 +200,9 @@ def test_false_digest_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     own = PrivateKey.new()
     with monkeypatch.context() as lie:
         lie.setattr("descant.storage.vault.encryption._digest", lambda check, plain: "00" * 32)
-        sealed = sealed_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
+        ciphertext = encrypt_for(KEY.public + own.public, b"secret rows", "run", "north", 3)
     with pytest.raises(VaultError, match="does not match its header"):
-        decrypt_coreset(sealed, KEY, own, run="run", party="north")
+        decrypt_coreset(ciphertext, KEY, own, run="run", party="north")
 
 
 @pytest.mark.parametrize("point", [bytes(32), (1).to_bytes(32, "little"), bytes(31)])
@@ -209,14 +213,14 @@ def test_public_key_with_a_constant_shared_secret_is_rejected(point: bytes) -> N
 
 def test_unopenable_coresets_are_not_encrypted() -> None:
     invitation = KEY.public * 2
-    for public, plain, run, generation, says in (
+    for public, plain, run, generation, message in (
         (KEY.public, b"", "r", 1, "two keys of 32 bytes. Got 32 bytes"),
         (invitation, b"", "r" * 5000, 1, "too long for a header"),
         (invitation, b"", "r", -1, "a number from 0"),
         (bytes(64), b"", "r", 1, "not a valid public key"),
     ):
-        with pytest.raises(VaultError, match=says):
-            sealed_for(public, plain, run, "p", generation)
+        with pytest.raises(VaultError, match=message):
+            encrypt_for(public, plain, run, "p", generation)
 
 
 def test_party_encrypts_only_for_the_expected_fingerprint(vault: Vault) -> None:
@@ -294,13 +298,13 @@ def test_a_key_comes_from_the_environment_or_from_a_prompt(monkeypatch: pytest.M
     st.integers(1, 4), st.sampled_from([torch.float32, torch.float16, torch.int64]), st.sampled_from([(), (3,), (2, 2)])
 )
 def test_rows_survive_encoding(m: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    sent = CoresetRows(
+    encrypted_rows = CoresetRows(
         torch.randint(0, 9, (m, *shape)).to(dtype), torch.arange(m), torch.rand(m, dtype=torch.float64) + 0.1
     )
     found = unpack_rows(
-        pack_rows(sent), ExpectedCoreset(SampleSpec(shape, dtype, (), y_dtype=torch.int64), 4, 10), "north"
+        pack_rows(encrypted_rows), ExpectedCoreset(SampleSpec(shape, dtype, (), y_dtype=torch.int64), 4, 10), "north"
     )
-    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, sent, strict=True))
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, encrypted_rows, strict=True))
 
 
 def bad_rows() -> Iterator[tuple[str, bytes]]:
@@ -332,20 +336,20 @@ def bad_rows() -> Iterator[tuple[str, bytes]]:
     yield "does not hold tensors", pack_rows(good)[:-1]
 
 
-@pytest.mark.parametrize(("says", "plain"), list(bad_rows()))
-def test_unusable_rows_are_rejected_without_showing_them(vault: Vault, says: str, plain: bytes) -> None:
-    sealed = sent(vault, "north", 1, plain)
-    with pytest.raises(VaultError, match=says) as found:
-        vault.store("north", sealed, EXPECTED)
+@pytest.mark.parametrize(("message", "plain"), list(bad_rows()))
+def test_unusable_rows_are_rejected_without_showing_them(vault: Vault, message: str, plain: bytes) -> None:
+    ciphertext = encrypted_rows(vault, "north", 1, plain)
+    with pytest.raises(VaultError, match=message) as found:
+        vault.store("north", ciphertext, EXPECTED)
     assert events(vault)[-1]["event"] == "rejected" and vault.parties()[0].state == "invited"
-    if "bytes" not in says:
-        Vault(vault.folder).store("north", sealed)  # who has no key cannot know
-        with pytest.raises(VaultError, match=says):
+    if "bytes" not in message:
+        Vault(vault.folder).store("north", ciphertext)  # who has no key cannot know
+        with pytest.raises(VaultError, match=message):
             vault.open("north", 5, EXPECTED)
         assert events(vault)[-1]["event"] == "rejected"
     else:
-        with pytest.raises(VaultError, match=says):
-            Vault(vault.folder).store("north", sealed, EXPECTED)
+        with pytest.raises(VaultError, match=message):
+            Vault(vault.folder).store("north", ciphertext, EXPECTED)
     assert not any(canary in bytes_in(vault.folder) + str(found.value).encode() for canary in CANARIES)
 
 
@@ -387,7 +391,7 @@ def test_stored_rows_are_opened_unchanged(vault: Vault) -> None:
     server.store("north", encrypt_coreset(invitation, pack_rows(rows()), vault.run, party="north"), EXPECTED)
     found = vault.open("north", 4, EXPECTED)
     assert all(torch.equal(a, b) for a, b in zip(found, rows(), strict=True))
-    server.store("north", sent(vault, "north", 5, rows(0.25)))
+    server.store("north", encrypted_rows(vault, "north", 5, rows(0.25)))
     assert vault.open("north", 6, EXPECTED).x[0, 1] == 0.25
     assert [event["event"] for event in events(vault)] == [
         "created", "invited", "invited", "sealed", "opened", "refreshed", "opened",
@@ -406,29 +410,29 @@ def test_stored_rows_are_opened_unchanged(vault: Vault) -> None:
 def test_rows_and_keys_are_in_no_file_and_no_message(
     vault: Vault, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = []
-    sealed = sent(vault, "north", 1)
-    vault.store("north", sealed)
+    messages = []
+    ciphertext = encrypted_rows(vault, "north", 1)
+    vault.store("north", ciphertext)
     vault.open("north", 1, EXPECTED)
     for wrong in (
-        sealed[:-1],
-        sealed[:-1] + bytes([sealed[-1] ^ 1]),
+        ciphertext[:-1],
+        ciphertext[:-1] + bytes([ciphertext[-1] ^ 1]),
         b"",
-        sent(vault, "south", 1),
-        sent(vault, "north", 0),
+        encrypted_rows(vault, "south", 1),
+        encrypted_rows(vault, "north", 0),
     ):
         with pytest.raises(VaultError) as found:
             vault.store("north", wrong)
-        said.append(repr(found.value))
+        messages.append(repr(found.value))
     vault.verify()
-    everything = bytes_in(vault.folder) + "".join([*said, *capfd.readouterr(), caplog.text, repr(vault)]).encode()
+    everything = bytes_in(vault.folder) + "".join([*messages, *capfd.readouterr(), caplog.text, repr(vault)]).encode()
     for canary in [*CANARIES, bytes(range(32)), bytes(range(32)).hex().encode()]:
         assert canary not in everything
     assert pack_rows(rows())[-16:] not in everything and b"north" in everything
 
 
 def test_vault_files_are_readable_by_their_owner_only(vault: Vault) -> None:
-    vault.store("north", sent(vault, "north", 1))
+    vault.store("north", encrypted_rows(vault, "north", 1))
     modes = {file.name: file.stat().st_mode & 0o777 for file in vault.folder.rglob("*")}
     assert modes["parties"] == 0o700 and modes["key"] == modes["coreset"] == modes["audit.head"] == 0o600
     key = next(vault.folder.rglob("key"))
@@ -449,24 +453,24 @@ def test_key_of_another_vault_is_rejected(vault: Vault) -> None:
 def test_foreign_or_older_coresets_are_rejected_and_logged(vault: Vault, tmp_path: Path) -> None:
     second = Vault.create(tmp_path / "second", KEY, "run 8")  # the same key, another run
     foreign = Vault.create(tmp_path / "foreign", PrivateKey.new(), vault.run)
-    first = sent(vault, "north", 3)
-    newer = sent(vault, "north", 8)
-    wrong_run = sealed_for(vault.invite("north").public_keys, pack_rows(rows()), "run 8", "north", 9)
+    first = encrypted_rows(vault, "north", 3)
+    newer = encrypted_rows(vault, "north", 8)
+    wrong_run = encrypt_for(vault.invite("north").public_keys, pack_rows(rows()), "run 8", "north", 9)
     vault.store("north", first)
     vault.store("north", first)  # a network may send it twice
     vault.store("north", newer)
-    for sealed, says in (
+    for ciphertext, message in (
         (first, r"of generation 3, and one of generation 8 was stored: an older one is not accepted"),
-        (sent(vault, "north", 8), r"of generation 8, and one of generation 8"),
-        (sent(vault, "south", 9), r"of party 'south', and 'north' was expected"),
-        (sealed_for(vault.invite("south").public_keys, pack_rows(rows()), vault.run, "north", 9), r"for the key"),
+        (encrypted_rows(vault, "north", 8), r"of generation 8, and one of generation 8"),
+        (encrypted_rows(vault, "south", 9), r"of party 'south', and 'north' was expected"),
+        (encrypt_for(vault.invite("south").public_keys, pack_rows(rows()), vault.run, "north", 9), r"for the key"),
         (wrong_run, r"for run 'run 8', and 'run 7' was expected"),
-        (sent(second, "north", 9), r"for run 'run 8'"),
-        (sent(foreign, "north", 9), r"for the vault"),
+        (encrypted_rows(second, "north", 9), r"for run 'run 8'"),
+        (encrypted_rows(foreign, "north", 9), r"for the vault"),
     ):
         for keeper in (vault, Vault(vault.folder)):
-            with pytest.raises(VaultError, match=says):
-                keeper.store("north", sealed)
+            with pytest.raises(VaultError, match=message):
+                keeper.store("north", ciphertext)
             last = events(vault)[-1]
             assert (last["event"], last["party"]) == ("rejected", "north") and len(last["digest"]) == 64
     with pytest.raises(VaultError, match="Party 'nobody' was not invited"):
@@ -476,8 +480,8 @@ def test_foreign_or_older_coresets_are_rejected_and_logged(vault: Vault, tmp_pat
 
 
 def test_forged_coreset_replaces_no_good_one_if_the_key_is_present(vault: Vault) -> None:
-    vault.store("north", sent(vault, "north", 1))
-    forged = sent(vault, "north", 2)
+    vault.store("north", encrypted_rows(vault, "north", 1))
+    forged = encrypted_rows(vault, "north", 2)
     forged = forged[:-1] + bytes([forged[-1] ^ 1])
     with pytest.raises(VaultError, match="was changed after encryption"):
         vault.store("north", forged)
@@ -488,10 +492,10 @@ def test_forged_coreset_replaces_no_good_one_if_the_key_is_present(vault: Vault)
 
 
 def test_coreset_changed_or_restored_on_disk_is_detected(vault: Vault) -> None:
-    vault.store("north", sent(vault, "north", 1))
+    vault.store("north", encrypted_rows(vault, "north", 1))
     file = next(vault.folder.rglob("coreset"))
     old = file.read_bytes()
-    vault.store("north", sent(vault, "north", 2))
+    vault.store("north", encrypted_rows(vault, "north", 2))
     for wrong in (old, b"", b"rubbish"):
         file.write_bytes(wrong)
         for what in (lambda: vault.open("north", 1, EXPECTED), vault.verify, Vault(vault.folder).verify):
@@ -507,7 +511,7 @@ def test_coreset_changed_or_restored_on_disk_is_detected(vault: Vault) -> None:
 
 def test_restored_folder_is_detected_by_a_noted_line(vault: Vault, tmp_path: Path) -> None:
     shutil.copytree(vault.folder, tmp_path / "old")
-    vault.store("north", sent(vault, "north", 1))
+    vault.store("north", encrypted_rows(vault, "north", 1))
     noted = vault.verify()
     assert Vault(vault.folder).verify(noted.lines, noted.chain_hash).lines == noted.lines + 1
     old = Vault(tmp_path / "old", KEY)
@@ -525,7 +529,7 @@ def test_concurrent_users_of_a_vault_wait_for_each_other(vault: Vault) -> None:
     def use(name: str) -> None:
         mine = Vault(vault.folder, KEY)
         for generation in range(1, 5):
-            mine.store(name, sent(mine, name, generation), EXPECTED)
+            mine.store(name, encrypted_rows(mine, name, generation), EXPECTED)
             mine.open(name, generation, EXPECTED)
 
     threads = [threading.Thread(target=use, args=(name,)) for name in ("a", "b", "c")]
@@ -590,9 +594,9 @@ def test_foreign_files_among_the_entries_are_rejected(vault: Vault, what: str) -
 def test_previous_coreset_is_kept_for_a_resumed_run(vault: Vault) -> None:
     known = []
     for generation in (1, 2, 3):
-        sealed = sent(vault, "north", generation, rows(float(generation)))
-        vault.store("north", sealed)
-        known.append((generation, hashlib.sha256(sealed).hexdigest()))
+        ciphertext = encrypted_rows(vault, "north", generation, rows(float(generation)))
+        vault.store("north", ciphertext)
+        known.append((generation, hashlib.sha256(ciphertext).hexdigest()))
     assert [vault.open("north", 9, EXPECTED, *known[i]).x[0, 1] for i in (1, 2)] == [2, 3]
     assert events(vault)[-1]["digest"] == known[2][1] and vault.verify().coresets == 1
     for run, why in ((known[0], "has stored others since"), ((4, "0" * 64), "was restored from an older copy")):
@@ -604,49 +608,49 @@ def test_previous_coreset_is_kept_for_a_resumed_run(vault: Vault) -> None:
         with pytest.raises(VaultError, match="not the one before generation 3 that was stored"):
             what()
     next(vault.folder.rglob("coreset")).write_bytes(b"damaged")
-    vault.store("north", sent(vault, "north", 4))  # nothing that is damaged is kept
+    vault.store("north", encrypted_rows(vault, "north", 4))  # nothing that is damaged is kept
     assert vault.verify().coresets == 1 and not list(vault.folder.rglob("coreset.old"))
 
 
 def test_no_copy_of_a_forgotten_coreset_can_be_opened(vault: Vault) -> None:
     for party in ("north", "south"):
-        vault.store(party, sent(vault, party, 1))
-    sealed = sent(vault, "north", 2)
-    vault.store("north", sealed)
+        vault.store(party, encrypted_rows(vault, party, 1))
+    ciphertext = encrypted_rows(vault, "north", 2)
+    vault.store("north", ciphertext)
     held = {file.name: file.read_bytes() for file in vault._entries._party_folder("north").iterdir()}
-    assert set(held) == {"key", "coreset", "coreset.old"} and held["coreset"] == sealed
+    assert set(held) == {"key", "coreset", "coreset.old"} and held["coreset"] == ciphertext
     Vault(vault.folder).forget("north")  # which needs no key
     left = bytes_in(vault.folder)
     secret = held["key"].strip().split(b":")[1]
-    header = read_coreset_header(sealed)
-    for gone in (sealed[-16:], sealed[-64:-32], header.nonce.encode(), secret, bytes.fromhex(secret.decode())):
+    header = read_coreset_header(ciphertext)
+    for gone in (ciphertext[-16:], ciphertext[-64:-32], header.nonce.encode(), secret, bytes.fromhex(secret.decode())):
         assert gone not in left
     last = events(vault)[-1]
     assert (last["event"], last["party"], last["generation"]) == ("forgotten", "north", 2)
-    assert last["digest"] == hashlib.sha256(sealed).hexdigest()
+    assert last["digest"] == hashlib.sha256(ciphertext).hexdigest()
     with pytest.raises(VaultError, match="holds no coreset of party 'north'"):
         vault.open("north", 3, EXPECTED)
     with pytest.raises(VaultError, match="was not invited, or was forgotten later"):
-        vault.store("north", sealed)
+        vault.store("north", ciphertext)
     vault.invite("north")  # it comes back, with another key
     with pytest.raises(VaultError, match="the party was forgotten since"):
-        vault.store("north", sealed)
+        vault.store("north", ciphertext)
     for own in (vault._entries.key("north"), vault._entries.key("south"), KEY):
         with pytest.raises(VaultError):  # all keys that there are, and a copy from a backup
-            decrypt_coreset(sealed, KEY, own, run=vault.run, party="north")
-        forced = sealed.replace(header.key.encode(), own.public.hex().encode())
+            decrypt_coreset(ciphertext, KEY, own, run=vault.run, party="north")
+        forced = ciphertext.replace(header.key.encode(), own.public.hex().encode())
         with pytest.raises(VaultError, match="was changed"):
             decrypt_coreset(forced, KEY, own, run=vault.run, party="north")
     assert vault.invite("north").generation == 3  # or a run that knew of the second would take this for an old copy
     with pytest.raises(VaultError, match="of generation 1, and one of generation 2 was stored"):
-        vault.store("north", sent(vault, "north", 1))
-    vault.store("north", sent(vault, "north", 3))
+        vault.store("north", encrypted_rows(vault, "north", 1))
+    vault.store("north", encrypted_rows(vault, "north", 3))
     assert vault.open("south", 3, EXPECTED).y.tolist() == [3, 7] and vault.verify().coresets == 2
 
 
 def test_key_is_overwritten_before_its_file_is_removed(vault: Vault, tmp_path: Path) -> None:
     """A hard link to the same file holds only zeros afterwards."""
-    vault.store("north", sent(vault, "north", 1))
+    vault.store("north", encrypted_rows(vault, "north", 1))
     for name in ("key", "coreset"):
         os.link(next(vault.folder.rglob(name)), tmp_path / name)
     vault.forget("north")
@@ -667,7 +671,7 @@ def test_unknown_party_cannot_be_forgotten(vault: Vault) -> None:
 
 @pytest.mark.parametrize("missing", ["key", "coreset", "both", "the drawer"])
 def test_party_with_missing_files_can_be_forgotten(vault: Vault, missing: str) -> None:
-    vault.store("north", sent(vault, "north", 1))
+    vault.store("north", encrypted_rows(vault, "north", 1))
     place = vault._entries._party_folder("north")
     for name in ("key", "coreset"):
         if missing != {"key": "coreset", "coreset": "key"}[name]:
@@ -676,12 +680,12 @@ def test_party_with_missing_files_can_be_forgotten(vault: Vault, missing: str) -
         place.rmdir()
     vault.forget("north")
     assert not place.exists() and vault.parties()[0].state == "forgotten"
-    vault.store("north", sent(vault, "north", 2))
+    vault.store("north", encrypted_rows(vault, "north", 2))
     assert vault.verify().coresets == 1
 
 
 def test_forgetting_is_logged_with_its_user_first(vault: Vault) -> None:
-    vault.store("north", sent(vault, "north", 1))
+    vault.store("north", encrypted_rows(vault, "north", 1))
     place = vault._entries._party_folder("north")
     shutil.copy(place / "key", place / "key.gone")  # as a vault of old marked whom it was forgetting
     Vault(vault.folder, KEY, "worker").verify()
@@ -696,7 +700,7 @@ def test_forgetting_is_logged_with_its_user_first(vault: Vault) -> None:
 
 @pytest.mark.parametrize("line", [0, 1, 2])
 def test_party_can_be_forgotten_although_the_log_is_damaged(vault: Vault, line: int) -> None:
-    vault.store("north", sent(vault, "north", 1))
+    vault.store("north", encrypted_rows(vault, "north", 1))
     log = vault.folder / "audit.jsonl"
     good = log.read_bytes()
     lines = log.read_bytes().splitlines(keepends=True)
@@ -713,7 +717,7 @@ def test_party_can_be_forgotten_although_the_log_is_damaged(vault: Vault, line: 
 
 def test_restored_copy_of_a_forgotten_entry_is_detected_and_destroyed(vault: Vault, tmp_path: Path) -> None:
     for party in ("north", "south", "east"):
-        vault.store(party, sent(vault, party, 1))
+        vault.store(party, encrypted_rows(vault, party, 1))
     shutil.copytree(vault.folder / "parties", tmp_path / "backup")
     vault.forget("north")
     vault.forget("south")
@@ -748,7 +752,7 @@ def state(folder: Path) -> State:
 
 
 ACTIONS: dict[str, tuple[Callable[[Vault, bytes], object], State, State]] = {
-    "refresh": (lambda vault, sealed: vault.store("north", sealed), ("sealed", 1, 0), ("refreshed", 2, 0)),
+    "refresh": (lambda vault, ciphertext: vault.store("north", ciphertext), ("sealed", 1, 0), ("refreshed", 2, 0)),
     "open": (lambda vault, _: vault.open("north", 1, EXPECTED), ("sealed", 1, 0), ("sealed", 1, 1)),
     "forget": (lambda vault, _: vault.forget("north"), ("sealed", 1, 0), ("forgotten", 1, 0)),
 }
@@ -765,8 +769,8 @@ def test_kill_or_full_disk_at_any_write_leaves_the_state_before_or_after(
 ) -> None:
     do, before, after = ACTIONS[action]
     made = Vault.create(tmp_path / "made", KEY)
-    made.store("north", sent(made, "north", 1, rows(1.0)))
-    newer = sent(made, "north", 2, rows(2.0))
+    made.store("north", encrypted_rows(made, "north", 1, rows(1.0)))
+    newer = encrypted_rows(made, "north", 2, rows(2.0))
     found: list[State] = []
     for n in range(99):
         folder = tmp_path / str(n)
@@ -791,7 +795,7 @@ def test_kill_while_a_vault_is_created_or_a_party_is_invited(tmp_path: Path, tor
         with inject_faults(n, torn) as fault, suppress(SimulatedCrash):
             Vault.create(folder, KEY).invite("north")
         vault = Vault(folder, KEY) if (folder / "vault.json").exists() else Vault.create(folder, KEY)
-        vault.store("north", sent(vault, "north", 1, rows(1.0)))
+        vault.store("north", encrypted_rows(vault, "north", 1, rows(1.0)))
         assert state(folder) == ("sealed", 1, 0)
         assert len(list((folder / "parties").iterdir())) == 1
         if not fault.reached:
@@ -800,7 +804,7 @@ def test_kill_while_a_vault_is_created_or_a_party_is_invited(tmp_path: Path, tor
 
 
 def test_no_rows_are_returned_without_a_log_line(vault: Vault) -> None:
-    vault.store("north", sent(vault, "north", 1))
+    vault.store("north", encrypted_rows(vault, "north", 1))
     for n in range(3):
         with inject_faults(n, error=disk_full_error), pytest.raises(StateError, match="free some space"):
             vault.open("north", 1, EXPECTED)
@@ -819,7 +823,7 @@ def test_vault_commands_from_init_to_forget(tmp_path: Path, monkeypatch: pytest.
     secret = key.read_text().strip().partition(":")[2]
     vault = Vault(folder, read_key(key))
     assert key_fingerprint(vault.public) == made["fingerprint"]
-    vault.store("north", sent(vault, "north", 1))
+    vault.store("north", encrypted_rows(vault, "north", 1))
     (row,) = json.loads(descant("list", folder, "--json").stdout)
     assert (row["party"], row["state"], row["generation"], row["opened"]) == ("north", "sealed", 1, 0)
     verified = json.loads(descant("verify", folder, "--json").stdout)
@@ -844,7 +848,7 @@ def test_vault_command_errors_are_one_sentence(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "open").write_text(key.read_text())
     (tmp_path / "open").chmod(0o644)
     PrivateKey.new().write(tmp_path / "other")
-    for arguments, says in (
+    for arguments, message in (
         (("init", folder, "--key", tmp_path / "stray"), "already holds a vault"),
         (("init", tmp_path / "new"), "Say where to put the private key: --key FILE"),
         (("init", tmp_path / "new", "--key", tmp_path / "new" / "key"), "must not be in the vault"),
@@ -859,7 +863,7 @@ def test_vault_command_errors_are_one_sentence(tmp_path: Path, monkeypatch: pyte
         (("forget", folder, "north"), "Party 'north' is not in the vault"),
     ):
         shown = descant(*arguments)
-        assert shown.exit_code == 1 and says in shown.stderr and shown.stdout == "", (arguments, shown.output)
+        assert shown.exit_code == 1 and message in shown.stderr and shown.stdout == "", (arguments, shown.output)
     assert not (tmp_path / "stray").exists() and not (tmp_path / "new").exists()
     log = folder / "audit.jsonl"
     log.write_bytes(log.read_bytes().replace(b"created", b"creates"))

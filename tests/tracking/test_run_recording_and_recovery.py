@@ -96,26 +96,28 @@ def model() -> nn.Module:
     return nn.Linear(2, 2)
 
 
-def made(people: parties.Population = PEOPLE, seed: int = 0, engine: EngineFactory = InProcess) -> Federation:
+def make_federation(
+    people: parties.Population = PEOPLE, seed: int = 0, engine: EngineFactory = InProcess
+) -> Federation:
     algorithm = algorithms.FedGeoMedPlus(alpha=1.0, rho=0.1)
     return Federation(model, people, algorithm, solver=Walk(), participation=2, seed=seed, engine=engine)
 
 
-def opened(folder: Path, sync: SnapshotPolicy, fed: Federation) -> Run:
+def open_run(folder: Path, sync: SnapshotPolicy, fed: Federation) -> Run:
     return Run.resume(folder, fed) if is_run(folder) else Run.start(folder, fed, "rounds = 3", sync)
 
 
-def go(folder: Path, sync: SnapshotPolicy, seen: list[int] | None = None) -> str:
+def run_to_end(folder: Path, sync: SnapshotPolicy, seen: list[int] | None = None) -> str:
     """Start or resume a run up to the last round, like `descant run --resume`."""
-    fed = made()
-    with opened(folder, sync, fed) as run:
+    fed = make_federation()
+    with open_run(folder, sync, fed) as run:
         for round in run.rounds(ROUNDS - run.round, score_every=2):
             if seen is not None:
                 seen.append(round.index)
     return fed.hash()
 
 
-def alike(one: RecordedRun, other: RecordedRun) -> None:
+def assert_same_records(one: RecordedRun, other: RecordedRun) -> None:
     """Assert that two runs have equal numbers, except for seconds."""
     a = one.numbers
     b = other.numbers
@@ -137,10 +139,10 @@ def alike(one: RecordedRun, other: RecordedRun) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RecordedRun]:
     """An undisturbed run."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    fed = made()
+    fed = make_federation()
     with Run.start(folder, fed, "rounds = 3", 2) as run:
         assert [round.index for round in run.rounds(ROUNDS, score_every=2)] == [1, 2, 3]
-    assert fed.hash() == made().fit(ROUNDS, progress=False).hash()  # to record changes nothing
+    assert fed.hash() == make_federation().fit(ROUNDS, progress=False).hash()  # to record changes nothing
     return fed.hash(), read_run(folder)
 
 
@@ -169,19 +171,19 @@ def test_run_killed_at_every_write_ends_the_same(
         for half in (False, True):
             folder = tmp_path / f"{n}{half}"
             seen: list[int] = []
-            with inject_faults(n, half) as met, suppress(SimulatedCrash):
-                go(folder, sync, seen)
-            if half and not met.tore_write:
+            with inject_faults(n, half) as fault, suppress(SimulatedCrash):
+                run_to_end(folder, sync, seen)
+            if half and not fault.tore_write:
                 continue  # the same as not at all
             torn += half
             if is_run(folder):
-                assert read_run(folder).state in (("interrupted", "finished") if met.reached else ("finished",))
+                assert read_run(folder).state in (("interrupted", "finished") if fault.reached else ("finished",))
             if sync == "always" and seen:
                 assert int(max((folder / "models").glob("*/state.json")).parent.name) >= seen[-1]
-            assert go(folder, sync) == whole[0]
-            alike(read_run(folder), whole[1])
+            assert run_to_end(folder, sync) == whole[0]
+            assert_same_records(read_run(folder), whole[1])
             assert len(list((folder / "models").iterdir())) <= 2
-            if not met.reached:
+            if not fault.reached:
                 assert n > 50 and torn > 10
                 return
             shutil.rmtree(folder)
@@ -196,13 +198,13 @@ def test_run_interrupted_at_every_write_ends_the_same(
     """Unlike a kill, an interrupt is followed by more writes: the run is closed, and no line is repeated."""
     for n in count():
         folder = tmp_path / str(n)
-        with inject_interrupt(n, behind) as met, suppress(KeyboardInterrupt):
-            go(folder, sync)
+        with inject_interrupt(n, behind) as fault, suppress(KeyboardInterrupt):
+            run_to_end(folder, sync)
         if is_run(folder):
             read_run(folder)
-        assert go(folder, sync) == whole[0]
-        alike(read_run(folder), whole[1])
-        if not met.reached:
+        assert run_to_end(folder, sync) == whole[0]
+        assert_same_records(read_run(folder), whole[1])
+        if not fault.reached:
             assert n > 50
             return
         shutil.rmtree(folder)
@@ -211,20 +213,20 @@ def test_run_interrupted_at_every_write_ends_the_same(
 @pytest.mark.parametrize("lives", [60, 80])
 def test_run_killed_repeatedly_ends_the_same(lives: int, whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     for _ in range(20):
-        with inject_faults(lives) as met, suppress(SimulatedCrash):
-            assert go(tmp_path / "run", 1) == whole[0]
-        if not met.reached:
+        with inject_faults(lives) as fault, suppress(SimulatedCrash):
+            assert run_to_end(tmp_path / "run", 1) == whole[0]
+        if not fault.reached:
             break
-    assert not met.reached
-    alike(read_run(tmp_path / "run"), whole[1])
+    assert not fault.reached
+    assert_same_records(read_run(tmp_path / "run"), whole[1])
 
 
 SCRIPT = """
 import sys
 sys.path[:0] = {path}
 from pathlib import Path
-from test_run_recording_and_recovery import made, Run
-with Run.start(Path({folder!r}), made(), sync=2) as run:
+from test_run_recording_and_recovery import make_federation, Run
+with Run.start(Path({folder!r}), make_federation(), sync=2) as run:
     for round in run.rounds(100_000, score_every=5):
         print(round.index, flush=True)
 """
@@ -239,7 +241,7 @@ def test_killed_process_releases_its_folder_and_another_resumes(tmp_path: Path) 
         while process.stdout.readline().strip() != "7":
             assert process.poll() is None
         with pytest.raises(StateError, match=f"in use by process {process.pid} on "):
-            Run.resume(folder, made())
+            Run.resume(folder, make_federation())
         assert (read_run(folder).state, read_run(folder).reason.split(" on ")[0]) == (
             "running",
             f"process {process.pid}",
@@ -247,12 +249,12 @@ def test_killed_process_releases_its_folder_and_another_resumes(tmp_path: Path) 
         time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
     assert read_run(folder).state == "interrupted"
-    fed = made()
+    fed = make_federation()
     with Run.resume(folder, fed) as run:
         assert run.round >= 6
         for _ in run.rounds(5):
             pass
-    assert fed.hash() == made().fit(fed.state.round, progress=False).hash()
+    assert fed.hash() == make_federation().fit(fed.state.round, progress=False).hash()
     assert read_run(folder).numbers.rounds.tolist() == list(range(1, fed.state.round + 1))
 
 
@@ -264,7 +266,7 @@ def test_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -
         "print(child, flush=True); os._exit(0)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    made = subprocess.run(
+    make_federation = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / ".lock")], env=environment, stdout=subprocess.PIPE, check=True
     )
     try:
@@ -273,7 +275,7 @@ def test_child_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -
         FolderLock(tmp_path / ".lock").release()
         assert lock_holder(tmp_path / ".lock") == ""
     finally:
-        os.kill(int(made.stdout), signal.SIGKILL)
+        os.kill(int(make_federation.stdout), signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("quick")
@@ -285,25 +287,25 @@ def test_full_disk_is_an_error_and_loses_nothing_acknowledged(
     for n in count(0, 3):
         folder = tmp_path / str(n)
         seen = list[int]()
-        with inject_faults(n, tear_write=True, error=disk_full_error) as met:
+        with inject_faults(n, tear_write=True, error=disk_full_error) as fault:
             try:
-                go(folder, sync, seen)
+                run_to_end(folder, sync, seen)
             except StateError as error:
                 assert "No space left on device" in str(error) and "free some space" in str(error)
         if is_run(folder):
             read_run(folder)  # the log is whole
         if sync == "always" and seen:
             assert int(max((folder / "models").glob("*/state.json")).parent.name) >= seen[-1]
-        assert go(folder, sync) == whole[0]
-        alike(read_run(folder), whole[1])
-        if not met.reached:
+        assert run_to_end(folder, sync) == whole[0]
+        assert_same_records(read_run(folder), whole[1])
+        if not fault.reached:
             assert n > 50
             return
         shutil.rmtree(folder)
 
 
 def test_same_process_continues_a_run_once_there_is_space(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
-    fed = made()
+    fed = make_federation()
     with Run.start(tmp_path / "run", fed, "rounds = 3", 1) as run:
         with inject_faults(0, tear_write=True, error=disk_full_error), pytest.raises(StateError, match="No space left"):
             for _ in run.rounds(ROUNDS, score_every=2):
@@ -311,7 +313,7 @@ def test_same_process_continues_a_run_once_there_is_space(whole: tuple[str, Reco
         for _ in run.rounds(ROUNDS - run.round, score_every=2):
             pass
     assert fed.hash() == whole[0]
-    alike(read_run(tmp_path / "run"), whole[1])
+    assert_same_records(read_run(tmp_path / "run"), whole[1])
 
 
 class Breaking(BytesEngine):
@@ -331,11 +333,14 @@ def test_round_with_interrupted_scoring_is_scored_on_resume(
     whole: tuple[str, RecordedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, sync: SnapshotPolicy
 ) -> None:
     monkeypatch.setattr(Breaking, "at", at)
-    with pytest.raises(EngineError, match="line is down"), opened(tmp_path / "run", sync, made(engine=Breaking)) as run:
+    with (
+        pytest.raises(EngineError, match="line is down"),
+        open_run(tmp_path / "run", sync, make_federation(engine=Breaking)) as run,
+    ):
         list(run.rounds(ROUNDS, score_every=2))
-    assert go(tmp_path / "run", sync) == whole[0]
-    alike(read_run(tmp_path / "run"), whole[1])
-    again, twin = (made().load(found) for found in (read_run(tmp_path / "run").snapshot, whole[1].snapshot))
+    assert run_to_end(tmp_path / "run", sync) == whole[0]
+    assert_same_records(read_run(tmp_path / "run"), whole[1])
+    again, twin = (make_federation().load(found) for found in (read_run(tmp_path / "run").snapshot, whole[1].snapshot))
     assert [entry.keys() for entry in again.history_] == [entry.keys() for entry in twin.history_]
 
 
@@ -348,10 +353,13 @@ def test_unwritable_folder_is_an_error_before_training(tmp_path: Path, monkeypat
             raise OSError(30, "Read-only file system")
         return opening(path, flags, *rest, **named)
 
-    go(tmp_path / "old", 2)
+    run_to_end(tmp_path / "old", 2)
     before = read_run(tmp_path / "old").numbers
     monkeypatch.setattr(os, "open", refuse)
-    for begin in (lambda: Run.start(tmp_path / "new", made()), lambda: Run.resume(tmp_path / "old", made())):
+    for begin in (
+        lambda: Run.start(tmp_path / "new", make_federation()),
+        lambda: Run.resume(tmp_path / "old", make_federation()),
+    ):
         with pytest.raises(
             StateError, match=r"cannot be written: Read-only file system. Give a folder that you may write"
         ):
@@ -360,24 +368,24 @@ def test_unwritable_folder_is_an_error_before_training(tmp_path: Path, monkeypat
 
 
 def test_two_runs_cannot_use_one_folder(tmp_path: Path) -> None:
-    with Run.start(tmp_path / "run", made()) as run:
+    with Run.start(tmp_path / "run", make_federation()) as run:
         with pytest.raises(StateError, match=f"in use by process {os.getpid()}"):
-            Run.resume(tmp_path / "run", made())
+            Run.resume(tmp_path / "run", make_federation())
         with pytest.raises(StateError, match="already holds a run"):
-            Run.start(tmp_path / "run", made())
+            Run.start(tmp_path / "run", make_federation())
         assert read_run(tmp_path / "run").state == "running"
         run.close()
         with pytest.raises(StateError, match="is closed"):
             list(run.rounds(1))
     (tmp_path / "run" / ".lock").write_text("not json")
-    Run.resume(tmp_path / "run", made()).close()
+    Run.resume(tmp_path / "run", make_federation()).close()
 
 
 @pytest.mark.parametrize("name", ["run.toml", "models", "metrics.db", "notes.txt"])
 def test_foreign_files_are_left_alone(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(StateError, match=f"holds '{name}', which Descant did not write"):
-        Run.start(tmp_path, made())
+        Run.start(tmp_path, make_federation())
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
@@ -397,14 +405,14 @@ def test_run_is_written_in_place_so_a_mount_point_or_unwritable_parent_works(
     monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(StateError, match="run is a mount point"):
         check_replaceable(folder, ("study.json",))
-    go(folder, 2)
+    run_to_end(folder, 2)
     assert read_run(folder).state == "finished"
     with pytest.raises(StateError, match="other cannot be written: Permission denied"):
-        Run.start(tmp_path / "other", made())
+        Run.start(tmp_path / "other", make_federation())
 
 
 def test_own_files_of_another_kind_are_named_correctly(tmp_path: Path) -> None:
-    go(tmp_path / "run", 2)
+    run_to_end(tmp_path / "run", 2)
     with pytest.raises(StateError, match=r"holds '.lock', which Descant did not write for a result of this kind. Give"):
         check_replaceable(tmp_path / "run", ("study.json", "*.png"))
     (tmp_path / "left").mkdir()
@@ -417,27 +425,27 @@ def test_hidden_desktop_files_do_not_stop_a_run(whole: tuple[str, RecordedRun], 
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".DS_Store").touch()
-    with pytest.raises(ZeroDivisionError), Run.start(folder, made(), "rounds = 3", 1) as run:
+    with pytest.raises(ZeroDivisionError), Run.start(folder, make_federation(), "rounds = 3", 1) as run:
         for round in run.rounds(ROUNDS, score_every=2):
             (folder / "models" / f"{round.index - 1:08d}" / ".DS_Store").touch()
             (folder / "models" / f"{round.index:08d}").mkdir()  # as if it had been forgotten once
             (folder / "models" / f"{round.index:08d}" / ".DS_Store").touch()
             1 / (2 - round.index)
-    assert go(folder, 1) == whole[0]
-    alike(read_run(folder), whole[1])
+    assert run_to_end(folder, 1) == whole[0]
+    assert_same_records(read_run(folder), whole[1])
     assert (folder / "models" / "00000000" / ".DS_Store").exists()
     assert len(list((folder / "models").glob("*/state.json"))) == 2
 
 
 def test_torn_last_line_is_cut_off(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    go(folder, 2)
+    run_to_end(folder, 2)
     events = folder / "events.jsonl"
     lines = events.read_bytes().splitlines(keepends=True)
     for torn in (lines[-1][:-1], lines[-1][:9], b"\x00" * 50, b"{}", b"{}\n"):
         events.write_bytes(b"".join(lines[:-1]) + torn)
         assert len(read_run(folder).events) == len(lines) - 1
-    with Run.resume(folder, made()):
+    with Run.resume(folder, make_federation()):
         pass
     found = read_run(folder).events[len(lines) - 1]
     assert (found["event"], found["torn"]) == ("resumed", 3)
@@ -445,18 +453,21 @@ def test_torn_last_line_is_cut_off(whole: tuple[str, RecordedRun], tmp_path: Pat
 
 def test_log_cut_before_the_snapshot_is_not_resumed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    go(folder, 2)
+    run_to_end(folder, 2)
     lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
     last = max(i for i, line in enumerate(lines) if '"event": "round"' in line)
     (folder / "events.jsonl").write_text("".join(lines[:last]))
     with pytest.raises(StateError, match=r"events.jsonl is damaged: it ends at round 2, before .* 3. Restore it"):
-        Run.resume(folder, made())
+        Run.resume(folder, make_federation())
     (folder / "events.jsonl").write_text("".join(lines[: last + 1]))  # as after a kill
-    Run.resume(folder, made()).close()
+    Run.resume(folder, make_federation()).close()
 
 
 def test_log_truncated_while_it_is_written_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"events.jsonl has lost 1 of its"), Run.start(tmp_path / "run", made()) as run:
+    with (
+        pytest.raises(StateError, match=r"events.jsonl has lost 1 of its"),
+        Run.start(tmp_path / "run", make_federation()) as run,
+    ):
         file = tmp_path / "run" / "events.jsonl"
         os.truncate(file, file.stat().st_size - 1)
         run.log("mine")
@@ -464,7 +475,7 @@ def test_log_truncated_while_it_is_written_is_an_error(tmp_path: Path) -> None:
 
 
 def test_rounds_outside_of_the_recorder_are_no_damage(tmp_path: Path) -> None:
-    fed = made()
+    fed = make_federation()
     run = Run.start(tmp_path / "run", fed)
     fed.fit(2, progress=False)
     run.log("mine", round=7)
@@ -472,7 +483,7 @@ def test_rounds_outside_of_the_recorder_are_no_damage(tmp_path: Path) -> None:
     run._metrics.close()
     run._lock.release()  # as a kill would
     assert read_run(tmp_path / "run").round == 2
-    Run.resume(tmp_path / "run", made()).close()
+    Run.resume(tmp_path / "run", make_federation()).close()
 
 
 class Unknown:
@@ -481,23 +492,23 @@ class Unknown:
 
 @pytest.mark.parametrize("fields", [{"v": torch.ones(1)}, {"v": [Unknown()]}, {"v": {(1, 2): 3}}, {"n": 1}, {"at": ""}])
 def test_event_that_cannot_be_encoded_changes_nothing(fields: dict[str, Any], tmp_path: Path) -> None:
-    with Run.start(tmp_path / "run", made()) as run:
+    with Run.start(tmp_path / "run", make_federation()) as run:
         with pytest.raises(SettingError, match=r"The event 'mine' (cannot be written as JSON|has a field)"):
             run.log("mine", **fields)
         run.log("mine", deep={"a": [float("nan"), (float("inf"),)]}, flat=-float("inf"))
     found = next(event for event in read_run(tmp_path / "run").events if event["event"] == "mine")
     assert (found["deep"], found["flat"]) == ({"a": [None, [None]]}, None)
-    Run.resume(tmp_path / "run", made()).close()
+    Run.resume(tmp_path / "run", make_federation()).close()
 
 
 @pytest.mark.parametrize("damage", ["changed", "removed", "cut"])
 def test_damaged_line_in_the_middle_is_named_by_its_number(damage: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    go(folder, 2)
+    run_to_end(folder, 2)
     lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
     lines[2] = {"changed": lines[2].replace('"round": ', '"round": 1'), "removed": "", "cut": lines[2][:30]}[damage]
     (folder / "events.jsonl").write_text("".join(lines))
-    for reading in (read_run, lambda place: Run.resume(place, made())):
+    for reading in (read_run, lambda place: Run.resume(place, make_federation())):
         with pytest.raises(StateError, match=r"Line 3 of .*events.jsonl is damaged"):
             reading(folder)
     (found,) = find_runs(tmp_path)
@@ -509,45 +520,45 @@ def test_damaged_snapshot_is_skipped_only_if_rounds_can_be_repeated(
 ) -> None:
     for sync in SYNCS:
         folder = tmp_path / str(sync)
-        go(folder, sync)
+        run_to_end(folder, sync)
         (center,) = (folder / "models" / "00000003").glob("global_model-*")
         center.write_bytes(center.read_bytes()[:-1])
     with pytest.raises(StateError, match=r"00000003 does not hold a run that can be continued"):
-        go(tmp_path / "always", "always")
+        run_to_end(tmp_path / "always", "always")
     with pytest.warns(DescantWarning, match="The snapshot before it is used"):
-        assert go(tmp_path / "2", 2) == whole[0]
-    alike(read_run(tmp_path / "2"), whole[1])
+        assert run_to_end(tmp_path / "2", 2) == whole[0]
+    assert_same_records(read_run(tmp_path / "2"), whole[1])
 
 
 def test_damaged_metrics_database_is_an_error(tmp_path: Path) -> None:
-    go(tmp_path / "run", 2)
+    run_to_end(tmp_path / "run", 2)
     (tmp_path / "run" / "metrics.db").write_bytes(b"not a database, though long enough to be taken for one" * 100)
     with pytest.raises(StateError, match=r"metrics.db cannot be read"):
         read_run(tmp_path / "run").numbers  # noqa: B018
     with pytest.raises(StateError, match=r"metrics.db is damaged: file is not a database. Restore it from a copy"):
-        Run.resume(tmp_path / "run", made())
+        Run.resume(tmp_path / "run", make_federation())
     (tmp_path / "run" / "metrics.db").write_bytes(b"")
     with pytest.raises(StateError, match=r"metrics.db is damaged: no such table: parties. Restore it from a copy"):
-        Run.resume(tmp_path / "run", made())
+        Run.resume(tmp_path / "run", make_federation())
     (tmp_path / "run" / "metrics.db").unlink()
     with pytest.raises(StateError, match=r"metrics.db is missing. Restore it from a copy"):
-        Run.resume(tmp_path / "run", made())
+        Run.resume(tmp_path / "run", make_federation())
 
 
 def test_resume_with_another_federation_or_data_is_rejected(tmp_path: Path) -> None:
-    go(tmp_path / "run", 2)
+    run_to_end(tmp_path / "run", 2)
     with pytest.raises(StateError, match="another federation: seed 0, here 1"):
-        Run.resume(tmp_path / "run", made(seed=1))
+        Run.resume(tmp_path / "run", make_federation(seed=1))
     with pytest.raises(StateError, match=r"another federation: data\.b '"):
-        Run.resume(tmp_path / "run", made(data(shift=1e-3)))
-    other = made()
+        Run.resume(tmp_path / "run", make_federation(data(shift=1e-3)))
+    other = make_federation()
     other.metric = Metric("error", lambda output, target: (output.argmax(-1) != target).double(), False)
     with pytest.raises(StateError, match="another federation: metric 'accuracy', here 'error'"):
         Run.resume(tmp_path / "run", other)
-    with Run.resume(tmp_path / "run", made(data())):
+    with Run.resume(tmp_path / "run", make_federation(data())):
         pass
     with pytest.raises(StateError, match="holds no run"):
-        Run.resume(tmp_path, made())
+        Run.resume(tmp_path, make_federation())
     with pytest.raises(StateError, match="holds no run"):
         read_run(tmp_path)
 
@@ -595,26 +606,26 @@ def test_snapshot_cost_excludes_the_data_fingerprints(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(fingerprint, "_party_fingerprint", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    with Run.start(tmp_path / "run", made(data())) as run:
+    with Run.start(tmp_path / "run", make_federation(data())) as run:
         assert clock[0] >= 300 and run._snapshot_seconds < 100
 
 
 def test_fingerprints_read_a_share_of_large_data(monkeypatch: pytest.MonkeyPatch) -> None:
     from descant.parties import fingerprints as fingerprint
 
-    def made(changed: int) -> dict[str, str]:
+    def make_federation(changed: int) -> dict[str, str]:
         x = np.zeros((100, 4), dtype=np.float32)
         x[changed] = 1
         return data_fingerprints(parties.from_arrays({"a": (x, np.zeros(100, dtype=int))}, test=0))
 
-    assert made(0) != made(1)
+    assert make_federation(0) != make_federation(1)
     monkeypatch.setattr(fingerprint, "_SAMPLED_BYTES", 100 * 16 // 4)
-    assert made(1) == made(2) == made(97) != made(4)
+    assert make_federation(1) == make_federation(2) == make_federation(97) != make_federation(4)
 
 
 def test_recorded_run_can_be_read_without_the_federation(whole: tuple[str, RecordedRun]) -> None:
     found = read_run(whole[1].folder)
-    fed = made()
+    fed = make_federation()
     rows = [(round, round.scores) for round in fed.rounds(ROUNDS)]
     held = found.numbers
     assert (found.state, found.round, found.recipe, found.metric) == ("finished", 3, "rounds = 3", "accuracy")
@@ -631,22 +642,22 @@ def test_recorded_run_can_be_read_without_the_federation(whole: tuple[str, Recor
     assert [event["n"] for event in found.events] == list(range(1, len(found.events) + 1))
     assert found.events[-1]["snapshot"] == whole[0]
     assert found.events[-1]["hash"] == digest_of_models(fed.state)  # which is what commands print
-    assert found.snapshot is not None and made().load(found.snapshot).hash() == whole[0]
+    assert found.snapshot is not None and make_federation().load(found.snapshot).hash() == whole[0]
 
 
 def test_copy_of_a_run_can_be_read_and_resumed(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole[1].folder, tmp_path / "copy"))
-    alike(read_run(folder), whole[1])
-    fed = made()
+    assert_same_records(read_run(folder), whole[1])
+    fed = make_federation()
     with Run.resume(folder, fed) as run:
         for _ in run.rounds(2):
             pass
-    assert fed.hash() == made().fit(ROUNDS + 2, progress=False).hash()
+    assert fed.hash() == make_federation().fit(ROUNDS + 2, progress=False).hash()
     assert [found.round for found in find_runs(tmp_path)] == [ROUNDS + 2]
 
 
 def test_scores_requested_by_the_loop_body_are_recorded(tmp_path: Path) -> None:
-    with Run.start(tmp_path / "run", made()) as run:
+    with Run.start(tmp_path / "run", make_federation()) as run:
         run.log("warning", text="ρ never binds")
         for round in run.rounds(5):
             if round.index == 2:
@@ -657,12 +668,12 @@ def test_scores_requested_by_the_loop_body_are_recorded(tmp_path: Path) -> None:
 
 
 def test_error_in_the_loop_body_is_the_reason_of_an_interrupted_run(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), Run.start(tmp_path / "run", made()) as run:
+    with pytest.raises(ZeroDivisionError), Run.start(tmp_path / "run", make_federation()) as run:
         for round in run.rounds(5):
             1 / (2 - round.index)
     found = read_run(tmp_path / "run")
     assert (found.state, found.round, found.reason) == ("interrupted", 2, "ZeroDivisionError: division by zero")
-    with Run.resume(tmp_path / "run", made()) as run:
+    with Run.resume(tmp_path / "run", make_federation()) as run:
         assert run.round == 2
 
 
@@ -670,7 +681,7 @@ def test_rejections_and_notes_are_events(tmp_path: Path) -> None:
     def poisoned(report: Reply) -> list[Reply]:
         return [replace(report, arrays={name: tensor * np.nan for name, tensor in report.arrays.items()})]
 
-    fed = made()
+    fed = make_federation()
     fed.engine = lambda plan: BytesEngine(plan, tamper=poisoned)
     with pytest.warns(DescantWarning), Run.start(tmp_path / "run", fed) as run:
         for _ in run.rounds(1):
@@ -712,7 +723,7 @@ def test_memory_of_a_run_does_not_grow_with_its_rounds(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_manifest_of_a_long_run_is_plain_json(tmp_path: Path) -> None:
-    fed = made()
+    fed = make_federation()
     rounds = 70
     fed.history_.append({"round": 0, "loss": math.inf, "global_model_scores": [math.nan, 0.5], "presence": "p.ß"})
     with Run.start(tmp_path / "run", fed, "", "always") as run:
@@ -725,12 +736,12 @@ def test_manifest_of_a_long_run_is_plain_json(tmp_path: Path) -> None:
     assert seal == hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
     assert manifest["history"][0] == {"round": 0, "loss": None, "global_model_scores": [None, 0.5], "presence": "p.ß"}
     assert fed.history_[0]["loss"] == math.inf and math.isnan(fed.history_[0]["global_model_scores"][0])
-    other = made()
+    other = make_federation()
     for scored in other.rounds(rounds):
         scored.scores  # noqa: B018
     for ours, theirs in zip(fed.history_[1:], other.history_, strict=True):
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0} and list(ours) == list(theirs)
-    assert made().load(tmp_path / "run" / "models" / f"{rounds:08d}").history_[1:] == fed.history_[1:]
+    assert make_federation().load(tmp_path / "run" / "models" / f"{rounds:08d}").history_[1:] == fed.history_[1:]
 
 
 def test_json_rows_of_a_table_hold_only_finite_numbers() -> None:
@@ -753,12 +764,12 @@ def test_export(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
 
 def test_new_score_becomes_a_column(whole: tuple[str, RecordedRun], tmp_path: Path) -> None:
     file = tmp_path / "metrics.db"
-    made = metrics_db.MetricsDatabase.create(file, {"a": 1, "b": 2})
+    make_federation = metrics_db.MetricsDatabase.create(file, {"a": 1, "b": 2})
     for round in (1, 2):
-        made.add_round(round, {"loss": float("nan")}, {"b": True})
-        made.add_scores(round, ["b"], {"personal": np.array([0.5]), "before": np.array([np.inf])})
-    made.commit()
-    made.close()
+        make_federation.add_round(round, {"loss": float("nan")}, {"b": True})
+        make_federation.add_scores(round, ["b"], {"personal": np.array([0.5]), "before": np.array([np.inf])})
+    make_federation.commit()
+    make_federation.close()
     held = metrics_db.read_metrics(file)
     assert np.isnan(held.metrics["loss"]).all() and held.participated.tolist() == [[False, True]] * 2
     np.testing.assert_array_equal(held.scores["before"], [[np.nan, np.inf]] * 2)
@@ -772,7 +783,7 @@ def test_new_score_becomes_a_column(whole: tuple[str, RecordedRun], tmp_path: Pa
 @pytest.mark.parametrize("sync", [0, -1, True, "sometimes", 1.5])
 def test_invalid_sync_is_rejected(sync: Any, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="'sync' must be"):
-        Run.start(tmp_path / "run", made(), sync=sync)
+        Run.start(tmp_path / "run", make_federation(), sync=sync)
     assert not (tmp_path / "run").exists()
 
 
