@@ -1,7 +1,7 @@
 """The driver's transport over Flower: the SuperLink stores messages for parties, the fleet protocol carries them.
 
-Nothing else of Flower is used. Neither end runs code that comes with a run. The driver takes the place of a ServerApp, a
-silo that of a SuperNode with its ClientApp. Each runs in its own process, which keeps model and data loaded. Flower
+Nothing else of Flower is used. Neither end runs code that comes with a run. The driver takes the place of a ServerApp,
+a silo that of a SuperNode with its ClientApp. Each runs in its own process, which keeps model and data loaded. Flower
 needs an app bundle to start a run: ours is empty, and nothing opens it.
 
 The Flower modules used here are not a stable API, so a contract test runs against a real SuperLink.
@@ -191,8 +191,8 @@ class FlowerServerTransport:
         if party not in self._nodes:
             raise UndeliveredError("it is not connected")
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = self._task_identity
-        # A message id is a hash of the message. Flower accepts a reply from every party that knows the id, so this random
-        # group id keeps it from being guessed.
+        # A message id is a hash of the message. Flower accepts a reply from every party that knows the id, so this
+        # random group id keeps it from being guessed.
         secret = os.urandom(16).hex()
         message = Message(to_record(payload), self._nodes[party], _MESSAGE_TYPE, ttl=ttl, group_id=secret)
         response = push_message(

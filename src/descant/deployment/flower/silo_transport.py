@@ -77,7 +77,7 @@ class FlowerSiloTransport:
             yield
         finally:
             stop.set()
-            heartbeat_thread.join(_HEARTBEAT_JOIN_TIMEOUT)  # a heartbeat after the deactivation would reactivate the node
+            heartbeat_thread.join(_HEARTBEAT_JOIN_TIMEOUT)  # a later heartbeat would reactivate the node
             with suppress(Exception):  # without a connection the server notices by the missing heartbeats
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
 

@@ -59,7 +59,8 @@ def _exchange(connection: SiloConnection, machine_id: str, federation: str, stop
                 raise ConnectionRejected(message or "The training is over")
         elif task.kind == "handshake" and task.settings.get("federation") != federation:
             other = task.settings.get("federation")
-            raise ConnectionRejected(f"The folder belongs to the federation {federation!r}, the server to {other!r:.80}")
+            message = f"The folder belongs to the federation {federation!r}, the server to {other!r:.80}"
+            raise ConnectionRejected(message)
         elif task.kind == "handshake":
             connection.push(
                 request, pack(Reply(task.party, task.round, "handshake", metrics={FORGET_REQUEST: machine_id}))
@@ -68,7 +69,9 @@ def _exchange(connection: SiloConnection, machine_id: str, federation: str, stop
         else:
             connection.push(
                 request,
-                pack(Reply(task.party, task.round, task.kind, status="declined", reason="the party has asked to be forgotten")),
+                pack(
+                    Reply(task.party, task.round, task.kind, status="declined", reason="the party asks to be forgotten")
+                ),
             )
     raise PeerUnavailable(
         "the server has not confirmed the erasure" if is_requested else "the server has sent no handshake"

@@ -1,6 +1,6 @@
 """The silo's side of the handshake: its description, the recipe that it accepts, and the resulting plan.
 
-It accepts the recipe of its invite. Of that recipe it uses the training settings, and nothing that names a file or code.
+It accepts the recipe of its invite. Of that recipe it uses the training settings, nothing that names a file or code.
 """
 
 from __future__ import annotations
@@ -63,22 +63,28 @@ class HandshakeResponder:
             raise EngineError("A handshake must hold a recipe and the federation's name.")
         version = task.settings.get("version", __version__)
         if version != __version__:
-            raise EngineError(f"The server has Descant {version!r:.40}, and this party {__version__}. Install the same version.")
+            raise EngineError(
+                f"The server has Descant {version!r:.40}, and this party {__version__}. Install the same version."
+            )
         if self._recipe_digest:
             self._check_recipe(str(task.settings.get(RECIPE_TEXT, "")), proposal["recipe"])
         previous = self._previous_handshake
         if previous is not None and previous["federation"] != proposal["federation"]:
             raise EngineError(
-                f"This folder belongs to the federation {previous['federation']!r}, not to {proposal['federation']!r:.80}. "
+                f"This folder belongs to the federation {previous['federation']!r}, not to "
+                f"{proposal['federation']!r:.80}. "
                 "Use another folder."
             )
         if previous is not None and previous["recipe"] != proposal["recipe"]:
-            raise EngineError("The server has another recipe than before. To accept it, run descant silo forget and join again.")
+            raise EngineError(
+                "The server has another recipe than before. To accept it, run descant silo forget and join again."
+            )
         plan = self._build_plan(proposal["recipe"])
         if proposal["layout"] != plan.net.layout.digest:
             server_model = printable(str(task.settings.get(MODEL_SUMMARY, proposal["layout"])))
             raise EngineError(
-                f"The model of this party is {layout_summary(plan.net.layout)}, and the federation's {server_model:.600}."
+                f"The model of this party is {layout_summary(plan.net.layout)}, "
+                f"and the federation's {server_model:.600}."
             )
         dry_run(self.file)
         check_party_kind(self.file, plan)
@@ -103,8 +109,8 @@ class HandshakeResponder:
         digest = hashlib.sha256(text.encode()).hexdigest()
         if digest != self._recipe_digest:
             raise EngineError(
-                f"The invite is for the recipe {self._recipe_digest}, and the server's is {digest}. Ask the server operator "
-                "by another channel which one was agreed on: another recipe needs another server and a new invite."
+                f"The invite is for the recipe {self._recipe_digest}, and the server's is {digest}. Ask the server "
+                "operator by another channel which one was agreed on: another recipe needs another server and a new invite."
             )
         if training_part(toml_io.read(text.removeprefix("\ufeff"), "The server's recipe")) != tables:
             raise EngineError("The server proposes something else than what its recipe says.")
@@ -221,7 +227,9 @@ def training_part(tables: Mapping[str, Any]) -> dict[str, Any]:
     selected["run"] = {} if seed is None else {"seed": seed}
     for text in _strings_in(selected):
         if ":" in text or "/" in text or "\\" in text:
-            raise SettingError(f"The server's recipe names {text!r:.80}: code and files of the server are not used here.")
+            raise SettingError(
+                f"The server's recipe names {text!r:.80}: code and files of the server are not used here."
+            )
     return selected
 
 

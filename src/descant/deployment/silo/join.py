@@ -51,8 +51,8 @@ def check_folder_owner(folder: Path, invite: Invite) -> None:
         for identity in identities:
             if identity[field_name] != expected:
                 raise SettingError(
-                    f"{folder} belongs to the {field_name} {identity[field_name]!r}, and the invite is for {expected!r}. "
-                    "Nothing was changed there. Give another folder: --folder NEW"
+                    f"{folder} belongs to the {field_name} {identity[field_name]!r}, and the invite is for "
+                    f"{expected!r}. Nothing was changed there. Give another folder: --folder NEW"
                 )
 
 

@@ -37,8 +37,8 @@ def outgoing_fields(file: SiloFile, layout: Layout) -> dict[str, Mapping[str, st
             "party": file.party,
             "round, kind": "as in the task that it answers",
             "status": "ok, declined or error",
-            "reason": "why it is not ok: what is wrong with the task, the type of an error (ValueError) without its text, "
-            "or how the worker process ended",
+            "reason": "why it is not ok: what is wrong with the task, the type of an error (ValueError) without its "
+            "text, or how the worker process ended",
         },
         "on joining": {
             "data_description": ", ".join(f"{name} {value}" for name, value in data_description.items()),
@@ -49,8 +49,8 @@ def outgoing_fields(file: SiloFile, layout: Layout) -> dict[str, Mapping[str, st
             FORGET_REQUEST: "the same number, sent by `descant silo forget` only",
         },
         "after training": {
-            "arrays": f"the {len(layout.names)} tensors of the model{_rate_limit_note(file.policy)}, without those that "
-            "the recipe keeps private",
+            "arrays": f"the {len(layout.names)} tensors of the model{_rate_limit_note(file.policy)}, without those "
+            "that the recipe keeps private",
             SAMPLES_METRIC: f"number of {file.wording.trained_unit} it has trained on",
             "loss": "mean training loss, a number",
             ", ".join(LOCAL_SCORE_NAMES): "scores on its own test set, each a number, if the recipe asks for them",
@@ -62,7 +62,8 @@ def outgoing_fields(file: SiloFile, layout: Layout) -> dict[str, Mapping[str, st
             RETRY_AFTER: "seconds until the next day, once its daily rounds are used up; the reason names the limit",
         },
         "after evaluation": {
-            "global_model, personal, majority": "scores on its own test set: global model, personal model, trivial baseline",
+            "global_model, personal, majority": "scores on its own test set: global model, personal model, "
+            "trivial baseline",
             "test_samples": "size of that test set",
         },
         "with secure aggregation": {

@@ -1,6 +1,6 @@
 """The results of a silo on its own disk: personal model, global model, and a log of its training.
 
-folder/personal_model.safetensors  the personal model by the names of its state_dict, with the scores of the last evaluation
+folder/personal_model.safetensors  the personal model by the names of its state_dict, with its last scores
 folder/global_model.safetensors    the global model of that evaluation
 folder/training_log.jsonl          the rounds that were answered: learning rate, work and execution mode
 """
@@ -97,9 +97,12 @@ class SiloResults:
         """Return the scores and the round of the last evaluation; raise if there is none yet."""
         file = self.folder / PERSONAL_MODEL_FILE
         if not file.exists():
-            raise StateError(f"No model was evaluated in {self.folder} yet: the server asks for evaluations as its recipe says.")
+            raise StateError(
+                f"No model was evaluated in {self.folder} yet: the server asks for evaluations as its recipe says."
+            )
         try:
             with safe_open(file, "pt") as tensors:
                 return dict(json.loads(tensors.metadata()[_METADATA_KEY]))
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise StateError(f"{file} is not as Descant wrote it: {error}. The next evaluation writes it again.") from error
+            message = f"{file} is not as Descant wrote it: {error}. The next evaluation writes it again."
+            raise StateError(message) from error

@@ -70,7 +70,8 @@ def _check_same_setup(file: SiloFile, folder: Path, plan: Plan, recorded_scores:
     try:
         check_party_kind(file, plan)
     except PartyError as error:
-        raise StateError(f"The party of {file.path} is of another kind than the one that took part: {error} {hint}") from error
+        message = f"The party of {file.path} is of another kind than the one that took part: {error} {hint}"
+        raise StateError(message) from error
     current_scores = _evaluate_row(plan, file.party, SiloResults(folder).personal_model(layout))
     tolerances = {"test_samples": 0.0, "majority": 1e-6, **({"personal": _SCORE_TOLERANCE} if file.has_rows else {})}
     for name, tolerance in tolerances.items():  # no tolerance fits episodes: one step can change much between machines
@@ -197,6 +198,6 @@ def _verdict(
         conclusion = f"No significant difference on {tests}"
     each = f", where one sample is {1 / samples:.3f}" if scores.metric == "accuracy" else ""
     return (
-        f"{conclusion}: {scores.metric} {personal:.3f} after round {recorded_scores['round']}, and {local:.3f} by local "
-        f"training with the same work, on {tests}{each}. The global model has {scores.global_model.mean:.3f}."
+        f"{conclusion}: {scores.metric} {personal:.3f} after round {recorded_scores['round']}, and {local:.3f} by "
+        f"local training with the same work, on {tests}{each}. The global model has {scores.global_model.mean:.3f}."
     )

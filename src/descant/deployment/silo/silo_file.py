@@ -58,11 +58,11 @@ _WORDING = {
 
 @dataclass(frozen=True)
 class SharingPolicy:
-    """The limits on sharing: ``policy = {"share": 0.02, "columns_dropped": [3], "rounds_a_day": 24}`` in a silo's file."""
+    """Limits on sharing: ``policy = {"share": 0.02, "columns_dropped": [3], "rounds_a_day": 24}`` in a silo's file."""
 
     share: float = setting(0.0, "largest share of its rows that ever leave as a coreset; 0: none", least=0, most=1)
     columns_dropped: Sequence[int] = setting((), "columns of x that are set to 0 in a coreset", least=0, whole=True)
-    rounds_a_day: int | None = setting(None, "largest number of training rounds per day; None: no limit", least=1, whole=True)
+    rounds_a_day: int | None = setting(None, "most training rounds per day; None: no limit", least=1, whole=True)
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,15 @@ class SiloFile:
             raise SettingError(f"There is no file {self.path}. It must define {_format_items(_REQUIRED_FUNCTIONS)}.")
         if self.path.suffix != ".py":
             raise SettingError(
-                f"{self.path} must be a Python file whose name ends in .py. It defines {_format_items(_REQUIRED_FUNCTIONS)}."
+                f"{self.path} must be a Python file whose name ends in .py. "
+                f"It defines {_format_items(_REQUIRED_FUNCTIONS)}."
             )
         if (folder := str(self.path.resolve().parent)) not in sys.path:
             sys.path.append(folder)  # last in the path: its neighbors can be imported and hide nothing installed
         module = import_module_or_file(str(self.path))
-        missing = {name: what for name, what in _REQUIRED_FUNCTIONS.items() if not callable(getattr(module, name, None))}
+        missing = {
+            name: what for name, what in _REQUIRED_FUNCTIONS.items() if not callable(getattr(module, name, None))
+        }
         if missing:
             raise SettingError(f"{self.path} must define {_format_items(missing)}.")
         for name in _REQUIRED_FUNCTIONS:
@@ -93,7 +96,9 @@ class SiloFile:
             raise SettingError(f"The loss of {self.path} must be a function of outputs and labels. Got {loss!r:.80}.")
         test = getattr(module, "test", _DEFAULT_TEST_SHARE)
         if not isinstance(test, int | float) or not 0 <= test < 1:
-            raise SettingError(f"The test of {self.path} must be a share from 0 up to 1, such as 0.2. Got {test!r:.80}.")
+            raise SettingError(
+                f"The test of {self.path} must be a share from 0 up to 1, such as 0.2. Got {test!r:.80}."
+            )
         return module
 
     @property
