@@ -109,8 +109,9 @@ class HandshakeResponder:
         digest = hashlib.sha256(text.encode()).hexdigest()
         if digest != self._recipe_digest:
             raise EngineError(
-                f"The invite is for the recipe {self._recipe_digest}, and the server's is {digest}. Ask the server "
-                "operator by another channel which one was agreed on: another recipe needs another server and a new invite."
+                f"The invite is for the recipe {self._recipe_digest}, and the server's is {digest}. "
+                "Ask the server operator by another channel which one was agreed on: "
+                "another recipe needs another server and a new invite."
             )
         if training_part(toml_io.read(text.removeprefix("\ufeff"), "The server's recipe")) != tables:
             raise EngineError("The server proposes something else than what its recipe says.")

@@ -110,8 +110,8 @@ class TaskHandler:
             return stored
         if accepted < self.state.progress.accepted_round:
             raise EngineError(
-                f"Stale: round {self.state.progress.accepted_round} was accepted here, and the task names {accepted} as "
-                "the last."
+                f"Stale: round {self.state.progress.accepted_round} was accepted here, and the task names {accepted} "
+                "as the last."
             )
         if task.round < self.state.progress.pending_round:
             raise EngineError(f"Stale: round {self.state.progress.pending_round} has been answered here.")
