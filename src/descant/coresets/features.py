@@ -124,7 +124,8 @@ def _gradients(module: nn.Module, head: nn.Linear, x: Tensor, y: Tensor) -> Tens
     if not (is_classifier and has_class_labels(y)):
         raise ModelError(
             "Gradient space needs class labels and a model whose last linear layer gives one number per class. "
-            f"Got outputs {tuple(output.shape[1:])} and targets {tuple(y.shape[1:])} of {y.dtype}. Use space='embedding'."
+            f"Got outputs {tuple(output.shape[1:])} and targets {tuple(y.shape[1:])} of {y.dtype}. "
+            "Use space='embedding'."
         )
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < head.out_features:
         raise PartyError(f"The model knows the labels 0 to {head.out_features - 1}. Got {int(y.max())}.")
