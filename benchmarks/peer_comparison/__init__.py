@@ -45,7 +45,7 @@ def run_bench(bench: BenchSettings, out: Path, log: Callable[[str], None] = prin
     chosen_peers = peers_by_workload(bench)
     from descant.storage import check_replaceable
     from peer_comparison import environments, results
-    from peer_comparison.race import TurnSchedule, initial_loss, run_turns
+    from peer_comparison.measure_in_turns import TurnSchedule, initial_loss, run_turns
     from peer_comparison.workloads import WORKLOADS, write
 
     check_replaceable(out, results.FILES)

@@ -14,8 +14,8 @@ from typing import Any
 from descant import __version__
 from descant.reporting.table import Table
 from descant.storage import replace_folder
+from peer_comparison.measure_in_turns import PeerMeasurement, TurnSchedule
 from peer_comparison.peers.work import Workload
-from peer_comparison.race import PeerMeasurement, TurnSchedule
 
 FILES = ("bench.json", "bench.md", "bench.png")
 REFERENCE_PEER = "plain"

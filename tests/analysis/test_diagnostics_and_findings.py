@@ -26,8 +26,8 @@ from descant.core.messages import Reply
 from descant.errors import SettingError
 from descant.models.flat import Net
 from descant.parties import Population
-from descant.studies.result import StudyResult
 from descant.studies.study import Study
+from descant.studies.training_result import TrainingResult
 from descant.training.evaluation import evaluate_test_sets
 from toy_problems import METHODS, half_squared_error, network
 
@@ -394,10 +394,10 @@ def test_a_study_reports_a_collapse_seen_only_against_local_training() -> None:
     names = ("a", "b")
     scores = Scores(names, "annual return", *(ScoreColumn(np.ones(2)) for _ in range(5)))
 
-    def result(method: str, earned: Numbers) -> StudyResult:
+    def result(method: str, earned: Numbers) -> TrainingResult:
         still = {name: np.zeros(40) for name in ("loss", "change", "norm", "jump", "jump_sd")}
         series = {"round": np.arange(1.0, 41), "reward": earned, "steps": np.full(40, 50.0), **still}
-        return StudyResult(
+        return TrainingResult(
             method,
             0,
             scores,

@@ -16,11 +16,11 @@ from descant.errors import SettingError
 from peer_comparison import BenchSettings, peers_by_workload
 from peer_comparison.contestants import Peer, find_peer
 from peer_comparison.environments import PeerUnavailableError, python_for, python_or_reason
+from peer_comparison.measure_in_turns import PeerMeasurement, TurnSchedule, initial_loss, run_turns
 from peer_comparison.peers.plain import PlainLoop
 from peer_comparison.peers.with_descant import DescantContestant
 from peer_comparison.peers.work import Workload, open_shared
 from peer_comparison.process import PeerProcess
-from peer_comparison.race import PeerMeasurement, TurnSchedule, initial_loss, run_turns
 from peer_comparison.results import FILES, WorkloadResult, write
 from peer_comparison.workloads import WORKLOADS, sizes
 from peer_comparison.workloads import write as write_work

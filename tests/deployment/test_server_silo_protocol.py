@@ -58,7 +58,7 @@ from descant.storage.vault.private_keys import PrivateKey
 from descant.storage.vault.vault_folder import Vault
 from descant.tracking import read_run
 from silo_file_templates import ADAM_TRAINING, MODEL_AND_METHOD_TABLES, ROWS_SILO_FILE
-from test_wire import FORGED_MESSAGES, to_spill_file
+from test_forged_messages import FORGED_MESSAGES, to_spill_file
 from toy_problems import classification_parties, network
 from write_faults import SimulatedCrash, inject_faults
 

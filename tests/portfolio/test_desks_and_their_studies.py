@@ -22,8 +22,8 @@ from descant.portfolio import Market, buy_and_hold, generate_market, performance
 from descant.reporting.portfolio_plots import draw_values, draw_weights
 from descant.studies.portfolio_tables import portfolio_table
 from descant.studies.recorded_run import evaluate_run, study_from_run, write_report
-from descant.studies.result import StudyResult
 from descant.studies.study_report import available_plots, study_page
+from descant.studies.training_result import TrainingResult
 from descant.tracking import Run
 
 MARKET = generate_market(assets=6, years=3, seed=2)
@@ -195,7 +195,7 @@ def test_an_old_study_without_shares_shows_none_for_trivial_strategies(tmp_path:
     stored = study.results[0].to_json()
     for name in ("uniform_shares", "hold_shares", "assets", "held"):
         del stored["backtest"][name]
-    old = replace(study, results=(StudyResult.from_json(stored), study.results[1]))
+    old = replace(study, results=(TrainingResult.from_json(stored), study.results[1]))
     assert "portfolio" in available_plots(old) and "weights" not in available_plots(old)
     assert [row.get("cash") is None for row in portfolio_table(old).rows] == [True, True, False, False]
     assert "–" in str(portfolio_table(old))

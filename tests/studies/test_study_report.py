@@ -13,7 +13,7 @@ from descant.analysis import Finding, Interpolation
 from descant.analysis.scores import ScoreColumn, Scores
 from descant.core.settings import to_json_values
 from descant.storage import check_replaceable
-from descant.studies.study import StudyResult
+from descant.studies.study import TrainingResult
 from descant.studies.study_report import STUDY_FILES, available_plots, draw_study_plot, study_page, write_study
 
 NASTY = "<script>alert('x')</script> & \"$x^$\""
@@ -48,7 +48,7 @@ def study_of(parties=4, seeds=2, methods=("Local", "FedAvg"), higher=True, names
                 "series": series,
                 "interpolation": interpolation if number else None,
             }
-            results.append(StudyResult(method, seed, scores, curve, 1.0, 0, **more))
+            results.append(TrainingResult(method, seed, scores, curve, 1.0, 0, **more))
     records = [to_json_values(algorithms.Local()), to_json_values(algorithms.FedAvg())]
     return Study(tuple(results), {"rounds": 10, "seeds": seeds, "note": NASTY, "algorithms": records})
 

@@ -11,7 +11,7 @@ import torch
 from descant import Federation, algorithms
 from descant.core.algorithm import Algorithm
 
-from .factories import make_population, model
+from .descant_factories import make_population, model
 from .models import weights_of
 from .protocol import parse_workload, serve
 from .work import Array, SharedWorkload

@@ -41,7 +41,7 @@ FloatArray: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PointEvaluation:
-    """Distances, gap and Weiszfeld step at a point z."""
+    """The models' distances from a point z, its optimality gap, and the Weiszfeld step from there."""
 
     z: Tensor  # [d], in the dtype of the models
     distances: FloatArray  # [K]

@@ -257,7 +257,7 @@ class LayerSum(Penalty):
         )
 
     def _split_parts(self, d: int | None = None) -> list[tuple[Ranges, Penalty]]:
-        """Return the parts, separable ones range by range, so that their columns stay views of the stack."""
+        """Return ranges with their penalty; a separable one range by range, because one range is a view, not a copy."""
         if d is not None:
             aggregators.uncovered_columns(tuple(pair for ranges, _ in self.parts for pair in ranges), d)
         pieces: list[tuple[Ranges, Penalty]] = []

@@ -42,7 +42,7 @@ def ByzantineParties(
 
 @dataclass(frozen=True)
 class PoisonedAggregator:
-    """An aggregator that multiplies the first models before it combines them."""
+    """An aggregator under attack: it scales the models of the first ``count`` parties before it combines all."""
 
     aggregate: Aggregate = setting(help="the aggregator that is attacked", own_message=True)
     count: int = setting(1, "how many parties are Byzantine", least=1, whole=True)
@@ -56,7 +56,7 @@ class PoisonedAggregator:
 
 @dataclass(frozen=True)
 class FalseRewardWeights:
-    """A weight function that replaces the rewards of the first parties by a claimed one."""
+    """A weight function under attack: the first ``count`` parties claim a reward, which may be false."""
 
     compute_weights: ComputeWeights = setting(help="the weight function that is attacked", own_message=True)
     count: int = setting(1, "how many parties are Byzantine", least=1, whole=True)

@@ -44,7 +44,7 @@ def draw_federation_plot(federation: Federation, kind: str, file: str | Path) ->
 
 
 def spikes(federation: Federation) -> BandLine:
-    """Return the change at aggregation by round (Fed+ v2, fig. 1a): mean and standard deviation over parties."""
+    """Return by round how far aggregation moves the parties' models (Fed+ v2, fig. 1a): mean and standard deviation."""
     rounds, mean, sd = (history_series(federation, name) for name in ("round", "jump", "jump_sd"))
     return BandLine(rounds, mean, mean - sd, high=mean + sd)
 

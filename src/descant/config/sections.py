@@ -134,7 +134,7 @@ PARTICIPATION_KEYS = tuple(each.name for each in fields(ParticipationSettings))
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """[[paper]]: a number that the paper prints, and ours to compare it with: a mean over methods' means."""
+    """[[paper]]: a number that the paper prints; ours is the mean over ``methods``, minus that over ``minus``."""
 
     description: str = setting(help="what the number is")
     source: str = setting(help="its source: table, figure or section")

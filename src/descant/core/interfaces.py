@@ -110,7 +110,7 @@ class Store(Protocol):
         """Commit what is staged of these parties and discard the rest."""
 
     def rollback(self, round: int) -> None:
-        """Discard what is staged, and a commit after this round."""
+        """Discard what is staged, and undo a commit of a later round."""
 
     def clear(self) -> None: ...
     def names(self) -> list[str]: ...

@@ -33,7 +33,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Reply:
-    """The reply of one party: a model by the names of its tensors and metrics, or the reason of an error."""
+    """The reply of one party: its tensors by name and its metrics, or the reason of an error."""
 
     party: str
     round: int

@@ -117,7 +117,7 @@ def _central_row(space: FeatureSpace, members: slice) -> int:
 
 
 def _pick_farthest(distances: NDArray[np.float32], bound: float, mutual: NDArray[np.float32], count: int) -> list[int]:
-    """Pick rows of a block, farthest first, while no row outside of the block, within the bound, can be farther."""
+    """Pick up to ``count`` rows of a block, farthest first; stop below ``bound``, the largest distance outside."""
     distances = distances.copy()
     picked = list[int]()
     while len(picked) < count:

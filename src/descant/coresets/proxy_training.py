@@ -112,7 +112,7 @@ def finish_reply(
 def _deposit_coreset(
     plan: Plan, task: Task, global_model: Tensor, report: Reply, deposited_before: Tensor
 ) -> tuple[Reply, dict[str, Tensor]]:
-    """Choose the party's rows, encrypt them if there is a vault, and record the numbers of all that ever left."""
+    """Choose the party's rows, encrypt them if there is a vault, and record the indices of all rows that ever left."""
     from ..storage.vault.coreset_rows import CoresetRows, check_coreset_limit, pack_rows
     from ..storage.vault.encryption import Invitation, encrypt_coreset
 

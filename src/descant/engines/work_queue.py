@@ -56,7 +56,7 @@ class WorkPiece(Generic[BatchT]):
         return self.batch.party_states[self.rows.start : self.rows.stop]
 
     def is_overdue(self) -> bool:
-        """Return whether the deadline is over or close: the round started its wait a little earlier."""
+        """Return whether 95 % of the deadline have passed: a margin, because the round began to wait earlier."""
         return time.monotonic() - self.started > 0.95 * max(task.deadline for task in self.tasks)
 
     def renumbered(self, rows: range, deaths: int) -> WorkPiece[BatchT]:
@@ -81,7 +81,7 @@ class WorkQueue(Generic[BatchT]):
         self.waiting.extendleft(reversed(pieces))
 
     def retry(self, piece: WorkPiece[BatchT], reason: str) -> None:
-        """Repeat a piece whose worker died; after repeated deaths split it, and give up a single party."""
+        """Repeat a piece whose worker died; after repeated deaths split it, or report its only party as lost."""
         if self.pieces.pop(piece.number, None) is None:
             return
         if piece.deaths < _MAX_DEATHS:

@@ -103,7 +103,7 @@ def study_numbers(study: Study) -> dict[str, Any]:
 def portfolio_numbers(study: Study) -> dict[str, Any]:
     """Return every portfolio measure by method, a mean over desks and seeds; empty without desks."""
     from ..studies.portfolio_tables import has_backtests, portfolio_table
-    from ..studies.result import to_json_numbers
+    from ..studies.training_result import to_json_numbers
 
     if not has_backtests(study):
         return {}
@@ -123,7 +123,7 @@ def global_model_curves(study: Study) -> dict[str, Any]:
     """Return the global model's score by party over rounds (mean and deviation), where parties come and go."""
     import numpy as np
 
-    from ..studies.result import LOCAL, to_json_numbers
+    from ..studies.training_result import LOCAL, to_json_numbers
 
     if not any(result.has_absences for result in study.results):
         return {}

@@ -190,7 +190,7 @@ def rotate(images: Array, degrees: float) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class ImageScaling:
-    """Preparation of the bytes of party k: rotation by `angles[k]` (cyclic), then (x - mean) / scale."""
+    """Preprocessing of party k's images: rotation by its angle (`angles` repeat), then (x - mean) / scale."""
 
     mean: Any = 0.0
     scale: Any = 255.0

@@ -43,7 +43,7 @@ def exact_factor(before: Array, after: Array, c: float | Array) -> Array:
 
 
 def _iterations(contraction: float) -> int:
-    """Return the iterations that shrink a distance to 1e-10 by this contraction factor."""
+    """Return how many iterations with this contraction factor shrink a distance by a factor of 1e-10."""
     return math.ceil(math.log(1e-10) / math.log(contraction)) if contraction else 0
 
 

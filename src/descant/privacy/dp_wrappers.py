@@ -134,7 +134,7 @@ def check_quorum_is_private(algorithm: Algorithm, quorum: int | None) -> None:
 
 
 def check_sample_privacy(algorithm: Algorithm) -> None:
-    """Raise if an algorithm reveals samples beyond the model in which a solver hides them."""
+    """Raise if an algorithm reveals more about samples than the models of `DpSgd`, such as losses or coresets."""
     reasons = [] if algorithm.privacy is None else ["it hides whole parties, and DpSgd hides samples. Use one of them."]
     if algorithm.coreset_proxy is not None:
         reasons.append(_PROXY_OBJECTION)

@@ -66,7 +66,7 @@ class PrivacySettings:
         return torch.where(lengths > self.clip, self.clip / lengths, 1.0)
 
     def epsilon(self, releases: int, rate: float = 1.0) -> float:
-        """Return ε at δ after ``releases`` rounds, in each of which a party is with probability ``rate``."""
+        """Return ε at δ after ``releases`` rounds, in each of which a party takes part with probability ``rate``."""
         if not self.noise or not releases:
             return math.inf if releases else 0.0
         return epsilon(self.noise / 2 if self.at == "party" else self.noise, releases, self.delta, rate=rate)

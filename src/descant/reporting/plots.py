@@ -99,7 +99,7 @@ def draw_cells(
 
 
 def draw_spikes(file: Path, lines: Mapping[str, BandLine]) -> Path:
-    """Draw the change at aggregation by round (Fed+ v2, fig. 1a): mean and standard deviation over parties."""
+    """Draw by round how far aggregation moves the parties' models (Fed+ v2, fig. 1a): mean and standard deviation."""
     with open_figure(file, lines) as ((axes,), styles):
         draw_lines(axes, lines, styles, markersize=4)
         axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])  # so that a line at 0 is visible

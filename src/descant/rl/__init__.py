@@ -1,4 +1,4 @@
-"""Environments that agents act in: single ones as values, and many side by side.
+"""Environments that agents act in: descriptions of single ones, and many that run side by side.
 
 >>> environment = make_environment("CartPole-v1", gravity=3.7)
 >>> environment.observation_shape, environment.actions

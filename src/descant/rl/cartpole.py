@@ -1,4 +1,4 @@
-"""CartPole with physics of its own per environment, many at once: equal to gymnasium's bit for bit.
+"""Many CartPole environments at once, each with its own physics; every step equals gymnasium's, bit for bit.
 
 Barto, Sutton, Anderson (1983), Neuronlike adaptive elements that can solve difficult learning control problems.
 """

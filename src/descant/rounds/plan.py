@@ -110,7 +110,7 @@ class Plan:
 
 
 def check_labels(plan: Plan) -> None:
-    """Raise if a party has a label without a model output, where the loss implies that targets are classes."""
+    """Raise if a party has a class label for which the model has no output; only checked for the cross-entropy."""
     if not plan.samples or not is_cross_entropy(plan.loss) or getattr(plan.loss, "ignore_index", -1) >= 0:
         return
     classes = plan.classes

@@ -32,7 +32,7 @@ def needs_reset(plan: Plan, state: State, party: str, round: int) -> bool:
 
 
 def remaining_resets(plan: Plan, state: State, counted: Sequence[Reply]) -> NamedTensors:
-    """Return the marks that remain after these replies; empty if there are none."""
+    """Return which parties are still to be reset after these replies, and since which round; empty if none are."""
     if RESETS_KEY not in state.server_state:
         return {}
     since = _reset_rounds(plan, state).clone()

@@ -206,7 +206,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a received value is a number within the range of a float, or a float."""
+    """Return whether a received value is a float, nan included, or an integer within the range of a float."""
     try:
         return (isinstance(value, int | float) and float(value) == float(value)) or isinstance(value, float)
     except OverflowError:

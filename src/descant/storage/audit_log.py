@@ -153,7 +153,7 @@ class AuditLog:
             )
 
     def _check_chain(self, content: LogContent, head: _Head) -> None:
-        """Raise unless the head belongs to these lines, and the marks do where the previous head is known."""
+        """Raise unless the head's hash is that of its line, and each line's mark fits the head before, if known."""
         if [self.last_line.chain_hash, *content.chain_hashes][head.n - self.last_line.number] != head.chain_hash:
             raise self._damage_error(f"The lines of {self._file} or its head were rewritten: line {head.n} differs.")
         expected_head = self._verified_head

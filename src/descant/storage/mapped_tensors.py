@@ -33,7 +33,7 @@ def map_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _tensor_at(mapping: mmap.mmap, dtype: torch.dtype, begin: int, end: int) -> Tensor:
-    """Return the flat tensor in this range, which keeps the map open; torch cannot make one of no bytes."""
+    """Return the flat tensor of a range of bytes, which keeps the map open; torch needs another call for no bytes."""
     if begin == end:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(mapping, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=begin)

@@ -20,7 +20,7 @@ from ..federation import Federation
 from ..parties.fingerprints import tensor_fingerprint
 from ..rounds.checkpoint import _check_identity, _identity
 from ..storage import write_errors
-from .result import from_json_numbers, to_json_numbers
+from .training_result import from_json_numbers, to_json_numbers
 
 CoalitionKey: TypeAlias = tuple[int, str, Coalition]
 READ_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)

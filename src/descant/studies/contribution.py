@@ -28,7 +28,7 @@ from ..reporting.plots import MAX_NAMED_PARTIES
 from ..reporting.table import Table
 from ..rounds.plan import ModelSource, PopulationSource, make_population
 from .coalitions import CoalitionScores
-from .result import nanmean
+from .training_result import nanmean
 
 _COLUMNS = ("party", "samples", "local", "joint", "gain", "share", "± share", "given", "± gives", "leave-one-out")
 

@@ -11,7 +11,7 @@ from ..analysis.desk_results import MEASURES, BacktestResults, growth_measures
 from ..reporting.figure import Numbers
 from ..reporting.portfolio_plots import HOLD, MAX_PANELS, UNIFORM, draw_values, draw_weights
 from ..reporting.table import Table
-from .result import LOCAL, nanmean
+from .training_result import LOCAL, nanmean
 
 if TYPE_CHECKING:
     from .study import Study

@@ -24,8 +24,8 @@ from ..reporting.table import Table
 from ..rounds.state import presence_from_arrays
 from ..storage import write_errors
 from ..tracking import RecordedRun, Run, read_run
-from .result import AGENT_SERIES, SERIES, available_series, from_json_numbers, to_json_numbers
-from .study import LOCAL, Study, StudyResult
+from .study import LOCAL, Study, TrainingResult
+from .training_result import AGENT_SERIES, SERIES, available_series, from_json_numbers, to_json_numbers
 
 LOCAL_CURVE_NOTE = "Local training was scored at the end of the run only: its line by round is constant at that score."
 
@@ -56,7 +56,7 @@ def evaluate_run(run: Run) -> Table:
     return table
 
 
-def read_scored_run(folder: Path) -> tuple[RecordedRun, StudyResult]:
+def read_scored_run(folder: Path) -> tuple[RecordedRun, TrainingResult]:
     """Read the run in a folder and its result; raise if it has no scores yet."""
     recorded = read_run(folder)
     if not len(recorded.numbers.scored_rounds):
@@ -94,7 +94,7 @@ def write_report(study: Study, folder: Path) -> Path:
     return folder / "report.html"
 
 
-def _result(recorded: RecordedRun, method: str) -> StudyResult:
+def _result(recorded: RecordedRun, method: str) -> TrainingResult:
     numbers_by_round = recorded.numbers
     columns = {
         name: ScoreColumn(values[-1], recorded.higher_is_better) for name, values in numbers_by_round.scores.items()
@@ -103,7 +103,7 @@ def _result(recorded: RecordedRun, method: str) -> StudyResult:
         name: [ScoreColumn(row).mean for row in numbers_by_round.scores[name]] for name in ("personal", "global_model")
     }
     curve = tuple(zip(numbers_by_round.scored_rounds.tolist(), means["personal"], means["global_model"], strict=True))
-    return StudyResult(
+    return TrainingResult(
         method,
         int(recorded.settings["seed"]),
         _scores(recorded, columns),
@@ -120,7 +120,7 @@ def _result(recorded: RecordedRun, method: str) -> StudyResult:
     )
 
 
-def _local_result(recorded: RecordedRun, method: StudyResult, event: Mapping[str, Any]) -> StudyResult:
+def _local_result(recorded: RecordedRun, method: TrainingResult, event: Mapping[str, Any]) -> TrainingResult:
     """Return the result of local training from the run's log."""
     local_scores: Mapping[str, float | None] = event["personal"]
     values = np.array(
@@ -131,7 +131,7 @@ def _local_result(recorded: RecordedRun, method: StudyResult, event: Mapping[str
     curve = tuple((at, column.mean, column.mean) for at, _, _ in method.curve)
     series = _series(recorded, {name: from_json_numbers(each) for name, each in event.get("series", {}).items()})
     findings = (Finding("local", LOCAL_CURVE_NOTE),)
-    return StudyResult(
+    return TrainingResult(
         LOCAL,
         method.seed,
         scores,

@@ -23,7 +23,7 @@ from ..parties.fingerprints import tensor_fingerprint
 from ..rounds.checkpoint import _identity
 from ..serialization.references import encode
 from ..storage import atomic, write_errors
-from .result import StudyResult
+from .training_result import TrainingResult
 
 READ_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -44,8 +44,8 @@ class ResultCache:
         return cache if isinstance(cache, ResultCache) else cls(None if cache is None else Path(cache))
 
     def get_or_train(
-        self, federation: Federation, rounds: int, points: int, train: Callable[[], StudyResult]
-    ) -> StudyResult:
+        self, federation: Federation, rounds: int, points: int, train: Callable[[], TrainingResult]
+    ) -> TrainingResult:
         """Return the stored result of a federation that has not run yet, or train it and store the result."""
         if self.folder is None:
             return train()
@@ -62,7 +62,7 @@ class ResultCache:
             record = {"result": train().to_json(), "seconds": time.perf_counter() - started}
             self._store(file, record)
         self.used_files.add(file)
-        return StudyResult.from_json(record["result"])  # the same values whether trained or read
+        return TrainingResult.from_json(record["result"])  # the same values whether trained or read
 
     def _store(self, file: Path, record: dict[str, Any]) -> None:
         text = json.dumps({"descant": __version__, "digest": _digest(record), **record}, allow_nan=False)

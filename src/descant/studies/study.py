@@ -24,11 +24,11 @@ from ..errors import SettingError, StateError
 from ..federation import Federation, with_participation
 from ..reporting.table import Table
 from ..rounds.plan import ModelSource, PopulationSource, make_population
-from .result import LOCAL, StudyResult, nanmean, run_and_score, score_spread, to_json_numbers
 from .result_cache import ResultCache
 from .summary import gain_counts, mean_over_trained, verdict
+from .training_result import LOCAL, TrainingResult, nanmean, run_and_score, score_spread, to_json_numbers
 
-__all__ = ["LOCAL", "StudyResult", "Study", "compare"]
+__all__ = ["LOCAL", "TrainingResult", "Study", "compare"]
 
 SHOWN_COLUMNS = (
     "mean",
@@ -47,7 +47,7 @@ SHOWN_COLUMNS = (
 )
 COLUMN_DECIMALS = {"gained": 0, "lost": 0, "trained": 0}
 TIE_TOLERANCE = 1e-9  # a smaller difference in score is rounding noise
-RunSeeds: TypeAlias = Callable[[Sequence[Algorithm]], tuple[list[StudyResult], list[Algorithm]]]
+RunSeeds: TypeAlias = Callable[[Sequence[Algorithm]], tuple[list[TrainingResult], list[Algorithm]]]
 """A function from an algorithm (one per seed) to its results and its local baselines (one per seed each)."""
 
 READ_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -57,7 +57,7 @@ READ_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursi
 class Study:
     """The results and settings of a comparison."""
 
-    results: tuple[StudyResult, ...]
+    results: tuple[TrainingResult, ...]
     settings: dict[str, Any]
 
     @property
@@ -72,11 +72,11 @@ class Study:
     def __repr__(self) -> str:
         return f"<Study of {', '.join(self.methods)}>"
 
-    def of(self, method: str) -> list[StudyResult]:
+    def of(self, method: str) -> list[TrainingResult]:
         """Return the results of one method, one per seed."""
         return [result for result in self.results if result.method == method]
 
-    def local_results(self, method: str) -> list[StudyResult]:
+    def local_results(self, method: str) -> list[TrainingResult]:
         """Return the results of local training with the method's participation and work, one per seed."""
         return self.of(self.of(method)[0].baseline)
 
@@ -125,7 +125,7 @@ class Study:
             "trained": float(np.mean([result.trained_count for result in results])),
         }
 
-    def _trivial_row(self, local_results: list[StudyResult]) -> dict[str, Any]:
+    def _trivial_row(self, local_results: list[TrainingResult]) -> dict[str, Any]:
         columns = [result.scores.majority for result in local_results]
         missing = ("± seeds", "best", "best round", "global", "before", "after", "trained")
         return {
@@ -188,7 +188,7 @@ class Study:
         """Read a study that :meth:`save` wrote into a folder."""
         try:
             record = json.loads((Path(folder) / "study.json").read_text(encoding="utf-8"))
-            return cls(tuple(map(StudyResult.from_json, record["results"])), record["settings"])
+            return cls(tuple(map(TrainingResult.from_json, record["results"])), record["settings"])
         except READ_ERRORS as error:
             raise StateError(
                 f"{folder} does not hold a study that this version can read ({type(error).__name__}: {error}). "
@@ -204,7 +204,7 @@ class Study:
         return json.dumps({**head, "settings": self.settings, "results": [r.to_json() for r in self.results]})
 
 
-def shortfall_findings(result: StudyResult, baseline: StudyResult) -> Iterator[Finding]:
+def shortfall_findings(result: TrainingResult, baseline: TrainingResult) -> Iterator[Finding]:
     if any(finding.kind == "collapse" for finding in result.findings):
         return
     if "reward" in result.series and "reward" in baseline.series:
@@ -247,7 +247,7 @@ def compare(
     result_cache = ResultCache.from_path(cache)
     with progress_bar(disable=not progress) as shown:
 
-        def run_seeds(seed_algorithms: Sequence[Algorithm]) -> tuple[list[StudyResult], list[Algorithm]]:
+        def run_seeds(seed_algorithms: Sequence[Algorithm]) -> tuple[list[TrainingResult], list[Algorithm]]:
             progress_task = shown.add_task(seed_algorithms[0].name, total=rounds * len(chosen_seeds), summary="–")
             results = []
             local_algorithms = []
@@ -279,14 +279,14 @@ def compare(
 
 def run_with_baselines(
     algorithms_by_seed: Sequence[list[Algorithm]], run_seeds: RunSeeds
-) -> tuple[list[StudyResult], list[Algorithm]]:
+) -> tuple[list[TrainingResult], list[Algorithm]]:
     """Run every algorithm (one per seed) and its baseline: local training with the same participation and work.
 
     The work is known only after the algorithm has run, because a tuner may have chosen it. Algorithms with equal work
     share one baseline. The results of baselines come first.
     """
-    local_results: list[StudyResult] = []
-    other_results: list[StudyResult] = []
+    local_results: list[TrainingResult] = []
+    other_results: list[TrainingResult] = []
     baselines: list[list[Algorithm]] = []
     for each in sorted(algorithms_by_seed, key=lambda each: is_federated(each[0])):
         results, local_algorithms = run_seeds(each)
@@ -321,5 +321,5 @@ def check_names(algorithms: list[Algorithm], local: Algorithm) -> list[Algorithm
     return algorithms
 
 
-def _mean(results: list[StudyResult], column: str) -> float:
+def _mean(results: list[TrainingResult], column: str) -> float:
     return float(np.mean([getattr(result.scores, column).mean for result in results]))

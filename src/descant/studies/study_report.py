@@ -40,7 +40,7 @@ from ..rounds.state import PROXIED
 from ..storage import replace_folder
 from .portfolio_tables import LEGEND as BACKTEST_LEGEND
 from .portfolio_tables import draw_holdings, draw_portfolio_values, has_backtests, has_holdings, portfolio_table
-from .result import nanmean
+from .training_result import nanmean
 
 if TYPE_CHECKING:
     from ..reporting.table import Table

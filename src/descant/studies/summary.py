@@ -11,7 +11,7 @@ from ..analysis.desk_results import MEASURES
 from ..analysis.scores import Numbers
 from ..core.metrics import trivial_baseline
 from ..reporting.portfolio_plots import HOLD
-from .result import LOCAL, StudyResult, nanmean
+from .training_result import LOCAL, TrainingResult, nanmean
 
 if TYPE_CHECKING:
     from .study import Study
@@ -122,6 +122,6 @@ def gain_counts(gains: Numbers) -> dict[str, int]:
     return {"gained": int((gains > 0).sum()), "lost": int((gains < 0).sum())}
 
 
-def mean_over_trained(results: Sequence[StudyResult]) -> float:
+def mean_over_trained(results: Sequence[TrainingResult]) -> float:
     """Return the mean score of the parties that trained, over seeds."""
     return float(np.mean([result.trained_scores.mean for result in results]))

@@ -179,10 +179,10 @@ def train_stacks(
     max_stack_size: int | None = None,
     groups: Sequence[float] | None = None,
 ) -> TrainResult:
-    """Train agents in stacks, as large as the execution mode or ``max_stack_size`` allows, each within one group.
+    """Train agents in stacks, as large as execution mode or ``max_stack_size`` allows; no stack spans two groups.
 
     A stack has one clock: its agents have taken equally many steps and have equal work and optimizer states of one
-    age. In stacked mode a lone agent is computed twice, because a stack of one rounds differently from a larger one.
+    age. In stacked mode a lone agent is computed twice: in a stack of one, floating-point rounding would differ.
     """
     states = [
         drop_optimizer_state(state) if reset and model_changed(job, k) else state

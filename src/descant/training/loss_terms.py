@@ -21,7 +21,7 @@ from .objective import Objective
 
 
 class TermGradients:
-    """Gradients of an objective's terms: call it with a batch, then `write` adds the gradient along columns."""
+    """Gradients of the objective's loss terms: a call returns those of output and points, `write` adds the weights'."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class TermGradients:
         return output_gradient, point_gradients
 
     def write(self) -> None:
-        """Write the gradient along columns; the kernel must have written its own before."""
+        """Write the terms' gradient by the weights, or take its step; the kernel must have written its own before."""
         for at, gradient in zip(self._ranges, self._gradients, strict=True):
             if gradient is not None and self._step_size is not None:
                 self._stack.columns[:, at].add_(gradient, alpha=-self._step_size)

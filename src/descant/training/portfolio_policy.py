@@ -81,7 +81,7 @@ class Trader:
     def execution_modes(
         self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: Any, count: int
     ) -> dict[str, str]:
-        """Return the execution modes as for data; the loss is the solver's own."""
+        """Return the execution modes as `Sgd` does for parties with rows, but with this solver's own loss."""
         check_settings(self)
         if not isinstance(party, Desk):
             raise PartyError(

@@ -193,7 +193,7 @@ class Sgd:
 
 @contextmanager
 def _party_random_state(job: TrainJob, indices: Sequence[int]) -> Iterator[None]:
-    """Key the random numbers of a looped module by its party; modules of other modes draw none."""
+    """Seed torch by the party in looped mode, for layers such as dropout; other modes draw no random numbers."""
     if job.execution_mode != LOOPED:
         yield
         return

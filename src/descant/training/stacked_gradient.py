@@ -34,7 +34,7 @@ LARGE_MODEL_BYTES = 2**17
 
 
 def supports_fused_step(net: Net, mode: str) -> bool:
-    """Return whether a :class:`StackGradient` without terms can step by itself.
+    """Return whether a :class:`StackGradient` without extra loss terms can take the step during the backward pass.
 
     A large model then passes through the cache once less. A stack of small models is faster with a separate gradient,
     which is one more operation on all of them.
@@ -136,7 +136,7 @@ class StackGradient:
         self.output = pair.output[:1]
 
     def _by_module(self, x: Tensor, y: Tensor) -> None:
-        """Compute one party without terms by the module itself."""
+        """Compute the gradient of one party by the module itself, where the objective has no extra loss terms."""
         output, parameters = self.objective.net.run_in_place(self.stack.columns[0], self.statistics[0], x[0])
         loss = self.objective.loss(output, y[0]).mean()
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
@@ -201,7 +201,7 @@ class StackGradient:
 
 @lru_cache(16)
 def _row_offsets(size: int, classes: int) -> Array:
-    """Return the offsets of rows of ``classes`` numbers."""
+    """Return where each row begins in a flat array of ``size`` numbers, with ``classes`` numbers per row."""
     offsets = np.arange(0, size, classes)
     offsets.setflags(write=False)
     return offsets

@@ -72,7 +72,7 @@ def check_elementwise(factory: OptimizerFactory) -> None:
 
 
 def grouping_key(state: NamedTensors) -> tuple[tuple[str, float], ...]:
-    """Return what two parties must have in common to share a tensor: moment names and scalar moments."""
+    """Return the key of the group of a party: the names of its moments, and the values of the scalar ones."""
     moments = sorted((name, tensor) for name, tensor in state.items() if name.startswith(_PREFIX))
     return tuple((name, tensor.item() if tensor.ndim == 0 else -1.0) for name, tensor in moments)
 

@@ -100,7 +100,7 @@ class IncomingMessage:
 
 
 def assemble_payload(tree: Any, pull: Callable[[str], bytes], max_bytes: int) -> SpillFile | UndeliveredError:
-    """Return the payload whose parts form a tree, of at most `max_bytes`; a chunk that occurs twice counts twice.
+    """Return the payload assembled from a tree of parts, at most `max_bytes` long; a repeated chunk counts each time.
 
     A sender can cut a payload in any way: more parts than Flower would make of `max_bytes` are not fetched.
     """

@@ -26,7 +26,7 @@ from ...reporting.participation_timeline import ParticipationTimeline, draw_part
 from ...reporting.table import Table
 from ...storage import atomic, write_errors
 from ...studies.recorded_run import read_scored_run
-from ...studies.result import StudyResult
+from ...studies.training_result import TrainingResult
 from ...tracking import RecordedRun, is_run
 from .training_status import baseline_heading, privacy_spent, status_table
 
@@ -75,7 +75,7 @@ def write_report(folder: Path) -> tuple[Table, Path]:
     return table, page
 
 
-def _verdict(result: StudyResult) -> str:
+def _verdict(result: TrainingResult) -> str:
     round, personal, global_model = result.curve[-1]
     evaluated = int((~np.isnan(result.scores.global_model.values)).sum())
     if not evaluated:
@@ -87,7 +87,7 @@ def _verdict(result: StudyResult) -> str:
     )
 
 
-def _participation_figure(result: StudyResult) -> Section | None:
+def _participation_figure(result: TrainingResult) -> Section | None:
     if not result.presence:  # there are too many parties to draw
         return None
     rounds, values = (np.array(each) for each in zip(*result.global_model_scores, strict=True))

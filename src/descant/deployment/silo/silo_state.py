@@ -60,7 +60,7 @@ class RoundProgress:
 
 @dataclass(frozen=True)
 class DailyTasks:
-    """The digests of accepted train tasks per day that the clock has shown, in the order of appearance."""
+    """The digests of train tasks, by the day that the silo's clock showed; the day written last comes last."""
 
     task_digests: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by day in UTC, such as 2026-03-29
 

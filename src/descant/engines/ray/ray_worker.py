@@ -53,7 +53,7 @@ def unpack_from_ray(payload: RayPayload) -> tuple[Any, dict[str, Tensor]]:
 
 
 class RayWorker:
-    """A worker process: runs pieces of the plans used last, each made when it is first needed."""
+    """A worker process: it runs pieces of rounds, and keeps the plans used last, each built when first needed."""
 
     def __init__(self, threads: int, path: Sequence[str]) -> None:
         os.environ[WORKER_ENV] = "1"

@@ -67,13 +67,13 @@ class Switches:
 
 
 def row_maxima(x: Tensor) -> Tensor:
-    """Return the larger of each pair in the rows, paired by row; a last one without a neighbor is skipped."""
+    """Return the larger of two neighbors in each row, with the rows in pairs; an odd last row or column is left out."""
     pairs = _column_pairs(x)
     return _row_pairs(torch.maximum(pairs[..., 0], pairs[..., 1]))
 
 
 def _column_pairs(x: Tensor) -> Tensor:
-    """Return a view of pairs of neighbors in a row, in the rows that have a partner."""
+    """Return a view of the pairs of neighbors in each row; an odd last row or column is left out."""
     rows = x.shape[-2] // 2 * 2
     columns = x.shape[-1] // 2
     return torch.unflatten(x[..., :rows, : 2 * columns], -1, (columns, 2))

@@ -242,7 +242,7 @@ class _KernelBuilder:
         return f"{path}." if path else ""
 
     def _relu(self, node: fx.Node) -> Relu:
-        """Return a ReLU, in place after a linear layer that nothing else reads and that can spare its output."""
+        """Return a ReLU; it overwrites its input if that is the output of a linear layer and nothing else reads it."""
         source = node.all_input_nodes[0]
         linear = type(self.traced.submodule(source)) is nn.Linear and source not in self.observed
         return Relu(self.lead, in_place=linear and len(source.users) == 1)

@@ -29,7 +29,7 @@ SCORE_COLUMNS = ("personal", "global_model", "majority", "before", "after")
 
 
 @dataclass(frozen=True)
-class StudyResult:
+class TrainingResult:
     """One method with one seed: final scores and a curve of (round, mean personal score, mean global score)."""
 
     method: str
@@ -108,7 +108,7 @@ class StudyResult:
         }
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> StudyResult:
+    def from_json(cls, record: Mapping[str, Any]) -> TrainingResult:
         """Return the result that :meth:`to_json` described."""
         better = record["higher_is_better"]
         interpolation = record["interpolation"]
@@ -147,14 +147,14 @@ def make_result(
     curve: Sequence[tuple[int, float, float]],
     seconds: float,
     interpolation: Interpolation | None,
-) -> StudyResult:
+) -> TrainingResult:
     """Return the result of a federation that has run."""
     scores = federation.scores()
     history = federation.history_
     rounds_by_party = coverage(federation).rounds
     series_names = available_series({name for entry in history for name in entry})
     series = {name: np.array([entry.get(name, np.nan) for entry in history], dtype=float) for name in series_names}
-    return StudyResult(
+    return TrainingResult(
         federation.algorithm.name,
         federation.seed,
         scores,
@@ -175,7 +175,7 @@ def make_result(
     )
 
 
-def run_and_score(federation: Federation, rounds: int, points: int, tick: Callable[..., None]) -> StudyResult:
+def run_and_score(federation: Federation, rounds: int, points: int, tick: Callable[..., None]) -> TrainingResult:
     """Run a federation, score ``points`` rounds for its curve, and interpolate at the end."""
     scored_rounds = {round(at) for at in np.linspace(rounds, 1, min(points, rounds))}
     curve = []
