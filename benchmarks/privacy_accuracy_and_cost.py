@@ -1,4 +1,6 @@
-"""Accuracy by ε on the bundled digits, and the cost of a private round: `python benchmarks/privacy_accuracy_and_cost.py`.
+"""Accuracy by ε on the bundled digits, and the cost of a private round.
+
+    python benchmarks/privacy_accuracy_and_cost.py
 
 A linear model, 30 rounds, 3 seeds. Noise comes from the seed, so the numbers are reproducible. A few minutes.
 """

@@ -44,7 +44,7 @@ from descant.engines.remote import Silos, UndeliveredError
 from descant.models.flat import Layout
 from descant.parties.remote_parties import remote_population
 from descant.serialization.wire import MessageBytes, pack, unpack
-from descant.storage.party_state import release_memory_eagerly
+from descant.storage.party_store import release_memory_eagerly
 from descant.storage.spill import SpillFile
 from descant.tracking import Run
 

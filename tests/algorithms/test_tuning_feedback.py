@@ -248,11 +248,13 @@ def test_tuned_values_are_in_records_tables_and_reports(tmp_path: Path) -> None:
         n for n in table.notes if "rolled back" in n
     ]
     page = study.save(tmp_path / "study") / "report.html"
-    assert (tmp_path / "study" / "hyper.png").exists() and "What was tuned" in page.read_text(encoding="utf-8")
+    assert (tmp_path / "study" / "hyperparameters.png").exists() and "Tuned hyperparameters" in page.read_text(
+        encoding="utf-8"
+    )
     again = Study.load(tmp_path / "study")
     assert (
         again.plot("hyperparameters", tmp_path / "again.png").read_bytes()
-        == (tmp_path / "study" / "hyper.png").read_bytes()
+        == (tmp_path / "study" / "hyperparameters.png").read_bytes()
     )
     assert "hyperparameters" not in [file.stem for file in (plain_study(population).save(tmp_path / "plain")).iterdir()]
 

@@ -765,7 +765,7 @@ def test_a_party_invited_during_training_takes_part_from_then_on(lab: Callable[.
 
 def test_the_driver_does_not_import_the_superlink_database() -> None:
     folder = Path(descant.__file__).parent / "deployment" / "flower"
-    names = ("driver_transport", "flower_connection", "message_chunks", "call_retries")
+    names = ("driver_transport", "flower_connection", "message_chunks", "superlink_calls")
     files = [folder / f"{name}.py" for name in names]
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}

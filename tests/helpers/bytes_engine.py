@@ -13,7 +13,10 @@ from descant.storage import PartyStore
 
 
 class BytesEngine:
-    """Split every round into ``batch_count`` batches; ``absent`` parties are unreachable; ``tamper`` may change a reply."""
+    """Split every round into ``batch_count`` batches.
+
+    ``absent`` parties are unreachable; ``tamper`` may change a reply.
+    """
 
     def __init__(
         self,

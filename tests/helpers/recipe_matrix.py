@@ -105,7 +105,8 @@ SILO_CASES: dict[str, RecipeCase] = {
     "FedRep": RecipeCase("fedrep"),
     "FedAvg+AH": RecipeCase(
         "fedavg",
-        'wrap = [{wrapper = "adaptive", lr = [0.05, 0.1, 0.2], work = [1, 2, 4], reward = "clients", loss_samples = 4}]',
+        'wrap = [{wrapper = "adaptive", lr = [0.05, 0.1, 0.2], work = [1, 2, 4], '
+        'reward = "clients", loss_samples = 4}]',
     ),
     "FedAvg, decaying": RecipeCase("fedavg", 'wrap = [{wrapper = "decay", lr_factor = 0.9, work_factor = 0.7}]'),
     "FedAvg, of all samples": RecipeCase("fedavg", 'normalize = "total"'),

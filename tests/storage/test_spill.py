@@ -178,7 +178,7 @@ from descant.engines.remote import Silos
 from descant.parties.remote_parties import remote_population
 from descant.tracking import Run
 from descant.deployment.server.training_session import MEMORY_BUDGET
-from descant.storage.party_state import release_memory_eagerly
+from descant.storage.party_store import release_memory_eagerly
 from descant.serialization.wire import pack_or_spill, unpack
 
 class EchoTransport:  # its parties return the global model; no task and no reply is in memory

@@ -13,7 +13,7 @@ from ..core.messages import CORESET_KEY, REAL_ONLY
 from ..core.metrics import trivial_baseline
 from ..portfolio.price_augmentation import real_only_message
 from ..privacy import budget
-from ..rounds.diagnostics import rho_bounded_anchor
+from ..rounds.aggregation_diagnostics import rho_bounded_anchor
 from ..training import Sgd
 from .collapse import Numbers, biggest_jump, lasting_drop, shortfall_start
 from .participation_coverage import coverage

@@ -111,7 +111,7 @@ def start(
     """
     with handle_errors(resume_hint=" The same command continues."):
         from ..deployment.server.serve import FederationServer
-        from ..storage.party_state import release_memory_eagerly
+        from ..storage.party_store import release_memory_eagerly
 
         sys.path.insert(0, "")
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM acts like Ctrl-C

@@ -28,7 +28,7 @@ from ..storage import PartyStore
 from ..storage.spill import spill_buffer
 from . import extensions, rollback
 from .aggregate import AggregationOutcome, aggregate_replies
-from .diagnostics import Diagnostics, aggregation_diagnostics, max_distance, row_distances
+from .aggregation_diagnostics import Diagnostics, aggregation_diagnostics, max_distance, row_distances
 from .dispatch import ARRIVAL_TIME, collect_replies, make_tasks
 from .party_evaluation import loss_on
 from .pending import SENT_AT, PendingTasks

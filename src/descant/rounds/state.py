@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.algorithm import Hyper, Metrics, NamedTensors
 from ..core.interfaces import Store
 from ..core.messages import CORESET_KEY, REAL_ONLY, Reply
-from .diagnostics import Diagnostics
+from .aggregation_diagnostics import Diagnostics
 from .party_evaluation import LOCAL_SCORE_NAMES
 from .plan import RECEIVED_MODEL_LOSS, VALIDATION_LOSS, Plan
 from .validation import Rejection

@@ -6,13 +6,13 @@ from ..core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from .atomic_folder import check_replaceable, replace_folder, write_errors
-    from .party_state import DEFAULT_BUDGET, PartyStore
+    from .party_store import DEFAULT_BUDGET, PartyStore
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             ".atomic_folder": ("check_replaceable", "write_errors", "replace_folder"),
-            ".party_state": ("DEFAULT_BUDGET", "PartyStore"),
+            ".party_store": ("DEFAULT_BUDGET", "PartyStore"),
         },
     )
 

@@ -40,8 +40,8 @@ RewardSource: TypeAlias = Literal["validation", "clients"]
 BaselineWeighting: TypeAlias = Literal["uniform", "triangular"]
 
 # None of these is from the paper, which gives neither grid nor Z, η_H or precision. The grids are ours. Z = 5,
-# η_H = 0.01 and a precision of 85 are those of a successor (Auto-FedRL). Its steps are Adam with betas of 0.7; here they
-# are plain, as eq. (7) prints them.
+# η_H = 0.01 and a precision of 85 are those of a successor (Auto-FedRL). Its steps are Adam with betas of 0.7;
+# here they are plain, as eq. (7) prints them.
 DEFAULT_LR_GRID = tuple(round(10 ** (exponent / 4), 6) for exponent in range(-12, -3))  # 0.001 to 0.1
 DEFAULT_WORK_GRID = (5, 10, 20, 40, 80, 120, 160)
 

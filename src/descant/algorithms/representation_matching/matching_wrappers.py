@@ -22,7 +22,7 @@ from ...errors import ModelError
 from ...models.flat import Net, Unbound
 from ...models.matching_layers import CACHE_LINE, MatchingLayer, MatchingLoss, Reduction
 from ..fedavg import FedAvg
-from .inverse_path import find_inverse_layers, points_of_interest
+from .inverse_layers import find_inverse_layers, points_of_interest
 
 EntropyGranularity: TypeAlias = Literal["samples", "batch"]
 MIN_ENTROPY_FOR_TEN_CLASSES = 2.0  # H_min for ten classes; not from the paper: a successor's (Auto-FedRL)

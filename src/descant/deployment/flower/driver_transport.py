@@ -20,9 +20,9 @@ from typing import Any
 from ...engines.remote import UndeliveredError
 from ...errors import EngineError
 from ...serialization.wire import MessageBytes
-from .call_retries import departed_parties, heartbeat_sender, limit_retries, list_nodes, unregistered_parties
 from .flower_connection import HEARTBEAT_INTERVAL, PeerUnavailable, require_flower, translate_http_errors
 from .message_chunks import IncomingMessage, freeze_startup_objects, push_message, to_record
+from .superlink_calls import departed_parties, heartbeat_sender, limit_retries, list_nodes, unregistered_parties
 
 _MAX_REPLIES_PER_FETCH = 100  # each reply is an open file
 _MESSAGE_TYPE = "train"

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...parties import Population
 from ...rounds.party_side import perform_tasks
 from ...rounds.plan import Plan
-from ...storage.party_state import total_bytes
+from ...storage.party_store import total_bytes
 from ..processes.engine_worker import (
     WORKER_ENV,
     plan_fingerprint,

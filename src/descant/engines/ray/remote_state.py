@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.algorithm import NamedTensors
 from ...storage import PartyStore
-from ...storage.party_state import total_bytes
+from ...storage.party_store import total_bytes
 
 MIN_REMOTE_BYTES = 100_000
 """Least bytes of a state that stays remote; Ray returns smaller objects to the caller in any case."""
