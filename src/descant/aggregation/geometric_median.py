@@ -30,8 +30,8 @@ MAX_DIRECT_COLUMNS = 64
 MAX_GRAM_ROWS = 256
 """With at most this many rows their Gram matrix gives the copy.
 
-Measured for K = 16 to 256 at d = 1e5 and 1e6 with one and two threads. On easy stacks (3-5 Weiszfeld iterations) the Gram
-matrix takes 0.5 to 2 times as long as the passes (2 at K = 256). Where models spread or 30 % are outliers (7-16
+Measured for K = 16 to 256 at d = 1e5 and 1e6 with one and two threads. On easy stacks (3-5 Weiszfeld iterations) the
+Gram matrix takes 0.5 to 2 times as long as the passes (2 at K = 256). Where models spread or 30 % are outliers (7-16
 iterations) it takes 0.2 to 0.7 times as long at every K.
 """
 
