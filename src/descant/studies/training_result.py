@@ -137,7 +137,7 @@ class TrainingResult:
 
 
 def available_series(names: Collection[str]) -> tuple[str, ...]:
-    """Return the series to store from numbers of these names; rewards without steps belong to a tuner."""
+    """Return the series to store, out of the recorded names; without "steps", a reward is the tuner's, not the agents'."""
     agents = AGENT_SERIES if "steps" in names else ()
     return SERIES + tuple(name for name in (*TUNED_SERIES, *agents) if name in names)
 
