@@ -137,7 +137,7 @@ class TrainingResult:
 
 
 def available_series(names: Collection[str]) -> tuple[str, ...]:
-    """Return the series to store, out of the recorded names; without "steps", a reward is the tuner's, not the agents'."""
+    """Return the series to store, out of the recorded names; a reward without steps is a tuner's, and not stored."""
     agents = AGENT_SERIES if "steps" in names else ()
     return SERIES + tuple(name for name in (*TUNED_SERIES, *agents) if name in names)
 
