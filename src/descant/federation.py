@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .algorithms import Sample
-from .algorithms.fedavg import local_baseline
+from .algorithms.fedavg_and_baselines import local_baseline
 from .core.algorithm import Algorithm, Loss, Participation
 from .core.interfaces import Engine, Solver
 from .core.messages import CORESET_KEY

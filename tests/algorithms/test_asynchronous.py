@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bytes_engine import BytesEngine
 from descant import Algorithm, Federation, Sgd, algorithms
 from descant.algorithms import CoresetProxies, Dropouts, FedAsync, FedBuff, Hinge, Polynomial, RandomAvailability
-from descant.algorithms.fedavg import local_baseline
+from descant.algorithms.fedavg_and_baselines import local_baseline
 from descant.analysis import interpolate
 from descant.core.messages import Reply
 from descant.engines import InProcess, Processes, VirtualClock

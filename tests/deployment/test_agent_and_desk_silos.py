@@ -28,8 +28,8 @@ from descant.deployment.server.training_session import TrainingSession, read_des
 from descant.deployment.server.training_status import training_status
 from descant.deployment.silo import SiloFile, TaskHandler
 from descant.deployment.silo.dry_run import dry_run
+from descant.deployment.silo.local_comparison import _train_locally, compare_with_local
 from descant.deployment.silo.result_files import PERSONAL_MODEL_FILE, SiloResults, write_model
-from descant.deployment.silo.silo_evaluation import _train_locally, compare_with_local
 from descant.deployment.silo.silo_state import SiloState
 from descant.engines.remote import Silos
 from descant.errors import PartyError, SettingError, StateError
@@ -45,7 +45,7 @@ from descant.serialization.wire import pack, unpack
 from descant.tracking import read_run
 from recipe_matrix import SILO_CASES, RecipeCase
 from silo_file_templates import AGENT_SILO_FILE, DESK_SILO_FILE, simulated_population
-from test_server_silo_protocol import (
+from test_deployment_in_memory import (
     InMemoryTransport,
     RestartingTransport,
     SimulatedKill,

@@ -55,7 +55,7 @@ from descant.storage.vault.private_keys import PrivateKey
 from descant.storage.vault.vault_folder import Vault
 from descant.tracking import Run, is_run, read_run
 from silo_file_templates import LEAKING_SILO_FILE, MODEL_AND_METHOD_TABLES, ROWS_SILO_FILE, canary_bytes
-from test_server_silo_protocol import (
+from test_deployment_in_memory import (
     PARTY_NAMES,
     InMemoryTransport,
     assert_same_models,

@@ -25,7 +25,7 @@ from descant.storage.vault.private_keys import PrivateKey, key_fingerprint
 from descant.storage.vault.vault_folder import Vault
 from silo_file_templates import MODEL_AND_METHOD_TABLES
 from test_deployment_faults import federation_with_vault, silos_with_row_policy
-from test_server_silo_protocol import InMemoryTransport, deployed_federation, packed_train_task, silo_with_policy
+from test_deployment_in_memory import InMemoryTransport, deployed_federation, packed_train_task, silo_with_policy
 from toy_problems import classification_parties
 
 

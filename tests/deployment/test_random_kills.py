@@ -35,7 +35,7 @@ from descant.storage import atomic
 from descant.tracking import read_run
 from recipe_matrix import SILO_CASES
 from silo_file_templates import simulated_population
-from test_server_silo_protocol import InMemoryTransport, SimulatedKill, silo_handlers
+from test_deployment_in_memory import InMemoryTransport, SimulatedKill, silo_handlers
 from write_faults import SimulatedCrash, write_half
 
 NAMES = ("0", "1", "2")

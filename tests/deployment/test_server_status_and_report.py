@@ -27,7 +27,7 @@ from descant.serialization.wire import pack, unpack
 from descant.storage.lock import FolderLock
 from descant.tracking import read_run as recorded
 from silo_file_templates import MODEL_AND_METHOD_TABLES
-from test_server_silo_protocol import InMemoryTransport, SimulatedKill, silo_handlers, simulated_federation
+from test_deployment_in_memory import InMemoryTransport, SimulatedKill, silo_handlers, simulated_federation
 from toy_problems import network
 from write_faults import disk_full_error, inject_faults
 

@@ -42,7 +42,7 @@ from descant.rounds.loop import run
 from descant.rounds.party_side import perform_tasks
 from descant.serialization.wire import pack, unpack
 from descant.training import Dqn
-from test_server_silo_protocol import (
+from test_deployment_in_memory import (
     PARTY_NAMES,
     InMemoryTransport,
     assert_same_models,

@@ -21,7 +21,7 @@ from descant.errors import EngineError, StateError
 from descant.serialization.wire import pack, pack_or_spill, unpack
 from descant.storage import PartyStore, spill
 from descant.storage.spill import SpillFile, spill_buffer
-from test_server_silo_protocol import (
+from test_deployment_in_memory import (
     PARTY_NAMES,
     InMemoryTransport,
     assert_same_models,

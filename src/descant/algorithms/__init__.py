@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .byzantine import ByzantineParties
     from .decay_schedule import DecaySchedule
     from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
-    from .fedavg import RFA, CoordinateMedian, FedAvg, FedProx, Local
+    from .fedavg_and_baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
     from .fedrl import FedRL, Period
     from .method_names import ALGORITHMS, WRAPPERS
     from .participation import (
@@ -53,7 +53,7 @@ else:
                 "FedPlusFixed",
                 "FedPlusV1",
             ),
-            ".fedavg": ("RFA", "CoordinateMedian", "FedAvg", "FedProx", "Local"),
+            ".fedavg_and_baselines": ("RFA", "CoordinateMedian", "FedAvg", "FedProx", "Local"),
             ".fedrl": ("FedRL", "Period"),
             ".participation": (
                 "FirstParties",

@@ -15,7 +15,7 @@ from typing import Literal
 from ..core.algorithm import Algorithm, StalenessDiscount
 from ..core.settings import Schedule, check_settings, document_parameters, setting
 from .components import ServerStep, uniform_weights
-from .fedavg import FedAvg, FedProx
+from .fedavg_and_baselines import FedAvg, FedProx
 
 
 @dataclass(frozen=True)

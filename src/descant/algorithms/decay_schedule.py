@@ -8,7 +8,7 @@ from ..core.algorithm import Algorithm, TuneContext, TuneResult
 from ..core.settings import check_settings, document_parameters, setting
 from ..errors import SettingError
 from .components import fixed_hyper
-from .fedavg import FedAvg
+from .fedavg_and_baselines import FedAvg
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from .components import (
     keep_trained_models,
     uniform_weights,
 )
-from .fedavg import FedAvg
+from .fedavg_and_baselines import FedAvg
 
 AggregateOver = Literal["active", "all"]
 

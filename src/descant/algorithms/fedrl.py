@@ -18,7 +18,7 @@ from ..core.algorithm import Algorithm, ComputeWeights, Metrics, TuneContext, Tu
 from ..core.settings import check_settings, document_parameters, setting
 from ..errors import SettingError
 from .components import fixed_hyper, uniform_weights
-from .fedavg import FedAvg
+from .fedavg_and_baselines import FedAvg
 
 RewardMode: TypeAlias = Literal["normalize", "shift", "softmax"]
 

@@ -13,7 +13,7 @@ from .asynchronous import FedAsync, FedBuff
 from .byzantine import ByzantineParties
 from .decay_schedule import DecaySchedule
 from .fed_plus import L2GD, FedAvgPlus, FedCoMedPlus, FedGeoMedPlus, FedPlus, FedPlusFixed, FedPlusV1
-from .fedavg import RFA, CoordinateMedian, FedAvg, FedProx, Local
+from .fedavg_and_baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
 from .fedrl import FedRL
 from .method_aliases import canonical_method_name
 from .personalized import APFL, Ditto, FedPer, FedRep, pFedMe

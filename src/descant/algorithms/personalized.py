@@ -20,7 +20,7 @@ from ..core.algorithm import Algorithm, LossContext, LossTerm
 from ..core.settings import document_parameters, setting
 from ..models.flat import Net, Unbound, bind
 from .components import ServerStep, keep_trained_models, uniform_weights
-from .fedavg import FedAvg, FedProx
+from .fedavg_and_baselines import FedAvg, FedProx
 
 
 def copy_received(received: Tensor, rng: np.random.Generator) -> Tensor:

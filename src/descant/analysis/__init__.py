@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..core.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
-    from ..coresets.preview import coreset_preview
+    from ..coresets.row_preview import coreset_preview
     from .asset_universes import AssetUniverses, compare_universes
     from .collapse import biggest_jump, lasting_drop
     from .desk_results import BacktestResults, backtest_federation
@@ -24,7 +24,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "..coresets.preview": ("coreset_preview",),
+            "..coresets.row_preview": ("coreset_preview",),
             ".asset_universes": ("AssetUniverses", "compare_universes"),
             ".collapse": ("biggest_jump", "lasting_drop"),
             ".participation_coverage": ("Coverage", "coverage"),

@@ -149,8 +149,8 @@ def evaluate(
     """
     with handle_errors():
         from ..deployment.silo.handshake_reply import require_handshake
+        from ..deployment.silo.local_comparison import compare_with_local
         from ..deployment.silo.result_files import GLOBAL_MODEL_FILE, PERSONAL_MODEL_FILE
-        from ..deployment.silo.silo_evaluation import compare_with_local
         from ..deployment.silo.silo_file import SiloFile
 
         use_one_thread()

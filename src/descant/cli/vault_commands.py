@@ -167,7 +167,7 @@ def preview(
         from ..algorithms import FedAvg
         from ..config import read_recipe
         from ..coresets.features import FEATURE_SPACES
-        from ..coresets.preview import coreset_preview
+        from ..coresets.row_preview import coreset_preview
         from ..federation import Federation
 
         selected = read_recipe(recipe).with_values(*changes).with_data_folder(data)

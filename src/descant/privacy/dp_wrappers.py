@@ -15,7 +15,7 @@ from ..aggregation.aggregators import Mean
 from ..aggregation.penalties import HalfSquare
 from ..algorithms.components import keep_global_model, sample_weights, take_sample_share, uniform_weights
 from ..algorithms.fed_plus import PenaltyAggregator
-from ..algorithms.fedavg import FedAvg
+from ..algorithms.fedavg_and_baselines import FedAvg
 from ..core import seeds
 from ..core.algorithm import Aggregate, Algorithm, Hyper, Participation, ParticipationContext
 from ..core.settings import check_settings, document_parameters, setting

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import __version__
 from ..algorithms.components import fixed_hyper
-from ..algorithms.fedavg import Local, local_baseline
+from ..algorithms.fedavg_and_baselines import Local, local_baseline
 from ..analysis.findings import Finding, data_note_sentence, detect_shortfall, merge_over_seeds
 from ..analysis.scores import Numbers, ScoreColumn
 from ..core.algorithm import Algorithm, Participation

@@ -21,7 +21,7 @@ from ...core.algorithm import Algorithm, TuneContext, TuneResult
 from ...core.settings import check_settings, document_parameters, setting
 from ...errors import SettingError
 from ..components import fixed_hyper, keep_global_model
-from ..fedavg import FedAvg
+from ..fedavg_and_baselines import FedAvg
 from .discrete_gaussian import (
     GridAxis,
     Numbers,

@@ -21,7 +21,7 @@ from ...core.settings import Schedule, document_parameters, setting
 from ...errors import ModelError
 from ...models.flat import Net, Unbound
 from ...models.matching_layers import CACHE_LINE, MatchingLayer, MatchingLoss, Reduction
-from ..fedavg import FedAvg
+from ..fedavg_and_baselines import FedAvg
 from .inverse_layers import find_inverse_layers, points_of_interest
 
 EntropyGranularity: TypeAlias = Literal["samples", "batch"]

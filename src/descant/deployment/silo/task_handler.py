@@ -22,12 +22,12 @@ from ...rounds.plan import Plan
 from ...serialization.wire import pack, unpack
 from .console_messages import reply_summary
 from .dry_run import dry_run
-from .execution_mode import with_supported_mode
 from .handshake_reply import HandshakeResponder
 from .outgoing_fields import STATE_RESET
 from .result_files import SiloResults
 from .silo_file import SiloFile
 from .silo_state import RETRY_AFTER, DailyLimitReached, SiloState
+from .supported_mode import with_supported_mode
 
 _SEE_PARTY_LOG = "The party's own log says more."
 

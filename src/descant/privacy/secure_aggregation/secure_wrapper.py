@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...algorithms.components import keep_global_model, sample_weights, uniform_weights
-from ...algorithms.fedavg import FedAvg
+from ...algorithms.fedavg_and_baselines import FedAvg
 from ...core.algorithm import Algorithm, SecureSettings
 from ...core.settings import check_settings, document_parameters
 from ...errors import SettingError

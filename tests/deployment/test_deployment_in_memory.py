@@ -35,8 +35,8 @@ from descant.deployment.server.training_status import training_status
 from descant.deployment.silo import SiloFile, TaskHandler
 from descant.deployment.silo.console_messages import reply_summary
 from descant.deployment.silo.handshake_reply import training_part
+from descant.deployment.silo.local_comparison import compare_with_local
 from descant.deployment.silo.result_files import SiloResults
-from descant.deployment.silo.silo_evaluation import compare_with_local
 from descant.deployment.silo.silo_worker import SiloWorker
 from descant.engines.remote import Silos, UndeliveredError
 from descant.errors import PartyError, StateError
