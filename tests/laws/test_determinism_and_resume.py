@@ -20,7 +20,7 @@ from descant.errors import StateError
 from descant.rounds import checkpoint
 from descant.rounds.checkpoint import digest_of_models, run_digest
 from descant.rounds.loop import run as rounds
-from descant.storage import atomic, party_state
+from descant.storage import atomic, party_store
 from toy_problems import ALL_METHODS, classification_parties, network
 
 ROUNDS = 4
@@ -268,7 +268,7 @@ def test_a_commit_that_breaks_off_is_undone(n: int, error: BaseException, monkey
 
     fed = small()
     with monkeypatch.context() as patch:
-        patch.setattr(party_state, "save_file", Nth(party_state.save_file, n, error))
+        patch.setattr(party_store, "save_file", Nth(party_store.save_file, n, error))
         with contextlib.suppress(KeyboardInterrupt, StateError):
             run(fed, 1)
     assert run(fed, ROUNDS - fed.state.round).hash() == run(small(), ROUNDS - 1).hash()

@@ -232,13 +232,13 @@ def test_gains_are_paired_over_the_seeds():
 
 def test_untrained_parties_neither_gain_nor_lose():
     study = study_of(seeds=1)
-    assert "personal_trained" not in study.table().columns
+    assert "trained mean" not in study.table().columns
     for method in ("Local", "FedAvg"):
         study.of(method)[0].rounds_trained[:3] = 0
     assert "1 of the 1 parties that ever trained gained by joining, 0 lost." in study.verdict()
     row = study.table().rows[2]
-    assert (row["gained"], row["lost"]) == (1, 0) and "personal_trained" in study.table().columns
-    assert row["personal_trained"] == pytest.approx(study.of("FedAvg")[0].scores.personal.values[3])
+    assert (row["gained"], row["lost"]) == (1, 0) and "trained mean" in study.table().columns
+    assert row["trained mean"] == pytest.approx(study.of("FedAvg")[0].scores.personal.values[3])
 
 
 def test_untrained_parties_are_not_in_the_picture_of_gains(monkeypatch, tmp_path):

@@ -32,7 +32,7 @@ __all__ = ["LOCAL", "TrainingResult", "Study", "compare"]
 
 SHOWN_COLUMNS = (
     "mean",
-    "personal_trained",
+    "trained mean",
     "± seeds",
     "best",
     "worst",
@@ -102,8 +102,8 @@ class Study:
     def table(self) -> Table:
         """Return one row per method; the rows also hold columns that are not printed (p50, p90, best round)."""
         rows = [self._trivial_row(self.of(LOCAL)), *(self._method_row(method) for method in self.methods)]
-        all_trained = all(row["mean"] == row["personal_trained"] or row["mean"] != row["mean"] for row in rows)
-        shown = [name for name in SHOWN_COLUMNS if name != "personal_trained" or not all_trained]
+        all_trained = all(row["mean"] == row["trained mean"] or row["mean"] != row["mean"] for row in rows)
+        shown = [name for name in SHOWN_COLUMNS if name != "trained mean" or not all_trained]
         return Table(("method", *shown), rows, self.verdict(), decimals=COLUMN_DECIMALS, notes=self.findings())
 
     def _method_row(self, method: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Study:
         return {
             "method": method,
             "mean": float(np.mean(means)),
-            "personal_trained": mean_over_trained(results),
+            "trained mean": mean_over_trained(results),
             "± seeds": ScoreColumn(np.array(means)).spread if len(results) > 1 else float("nan"),
             "best": float(np.mean([score for _, score in best])),
             "best round": float(np.mean([at for at, _ in best])),
@@ -131,7 +131,7 @@ class Study:
         return {
             "method": trivial_baseline(local_results[0].scores.metric),
             "mean": float(np.mean([column.mean for column in columns])),
-            "personal_trained": float(
+            "trained mean": float(
                 np.mean([result.mask_untrained(result.scores.majority).mean for result in local_results])
             ),
             **dict.fromkeys(missing, float("nan")),

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 LEGEND = (
     "Mean (last round), best (over the scored rounds), worst, p10 (a tenth of the parties is no better) and spread "
     "(standard deviation) are over the parties, each with its personal model on its own test set; ± is over the seeds. "
-    "personal_trained: the mean over parties that ever trained. The others are evaluated with the global model, or "
+    "Trained mean: the mean over parties that ever trained. The others are evaluated with the global model, or "
     "under Local with the initial model, and neither gain nor lose. Global: the global model. Before, after: "
     "the parties' models before and after local training in the evaluated rounds. Gained, lost: parties better and "
     "worse off than with Local, which is local training with the same work. Trained: parties that ever trained."
