@@ -19,7 +19,7 @@ from descant.algorithms.components import ReplayHyper
 from descant.core.algorithm import NamedTensors, TuneContext, TuneResult
 from descant.errors import PartyError, SettingError, StateError
 from descant.parties import Population
-from descant.studies.recorded_run import evaluate_run, study_from_run
+from descant.studies.run_versus_local import evaluate_run, study_from_run
 from descant.studies.study import Study
 from descant.tracking import Run, read_run
 from test_adaptive_hyper import adaptive_federation, inflate_updates, population_with_validation

@@ -17,7 +17,7 @@ from descant import CoresetLimit, VaultLocation, __version__
 from descant.cli import app, format_warning, typer
 from descant.config import read_recipe
 from descant.errors import DescantWarning, StateError
-from descant.studies.recorded_run import evaluate_run, study_from_run
+from descant.studies.run_versus_local import evaluate_run, study_from_run
 from descant.studies.study_report import available_plots
 from descant.studies.training_result import make_result
 from descant.tracking import Run
@@ -395,7 +395,7 @@ def test_interrupted_run_prints_the_resume_command(tiny, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("descant.studies.recorded_run.evaluate_run", interrupted)
+        patched.setattr("descant.studies.run_versus_local.evaluate_run", interrupted)
         shown = descant("run", tiny, "--out", "my run", "--set", "training.lr=0.2")
     command = "descant run 'my run/run.toml' --out 'my run' --resume"
     assert shown.exit_code == 130 and shown.stderr.strip().endswith(f"Go on with: {command}")

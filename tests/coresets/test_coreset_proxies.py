@@ -32,7 +32,7 @@ from descant.storage.vault.coreset_rows import CoresetLimit
 from descant.storage.vault.private_keys import PrivateKey, key_fingerprint, read_key
 from descant.storage.vault.vault_folder import Vault
 from descant.storage.vault.vault_location import VaultLocation
-from descant.studies.recorded_run import evaluate_run, study_from_run
+from descant.studies.run_versus_local import evaluate_run, study_from_run
 from descant.tracking import Run, read_run
 from tiny_recipe import TINY_RECIPE
 from toy_problems import METHODS, classification_parties, network

@@ -38,7 +38,7 @@ from descant.parties import Agent
 from descant.parties.datasets.digits import digits
 from descant.parties.remote_parties import describe_party, remote_population
 from descant.portfolio.desk import desks
-from descant.rl.agent import agents, single_party
+from descant.rl.agent_parties import agents, single_party
 from descant.rounds.checkpoint import digest_of_models
 from descant.serialization.references import address_of
 from descant.serialization.wire import pack, unpack

@@ -8,7 +8,7 @@ import torch
 
 from descant.deployment.silo import SiloFile
 from descant.parties import Population, from_arrays
-from descant.rl.agent import DatalessSource
+from descant.rl.agent_parties import DatalessSource
 
 ROWS_SILO_FILE = """
 from toy_problems import classification_parties, network

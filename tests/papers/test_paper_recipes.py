@@ -11,7 +11,7 @@ import pytest
 from descant import papers
 from descant.config import read_recipe
 from descant.errors import SettingError, StateError
-from descant.papers import expected_results, recipe_index
+from descant.papers import recipe_index, recorded_results
 from tiny_recipe import TINY_RECIPE
 
 ROOT = Path(__file__).parents[2]
@@ -302,7 +302,7 @@ def test_expected_results_in_the_repository_match_the_current_recipes(key, quick
         return
     recipe = papers.load_recipe(key).quick_form() if quick else papers.load_recipe(key)
     assert before.digest == recipe.digest, f"run again: descant papers run {key} --update-expected"
-    assert expected_results.TOLERANCE < 0.01 and (len(before.seeds) >= 2 or "one seed" in recipe.about)
+    assert recorded_results.TOLERANCE < 0.01 and (len(before.seeds) >= 2 or "one seed" in recipe.about)
     names = {one.name for one in recipe.algorithms()}
     assert [dict(point["at"]) for point in before.points] == [at for at, _ in recipe.sweep_points()]
     assert all(names <= set(point["personal"]) for point in before.points)

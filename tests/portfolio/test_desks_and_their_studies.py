@@ -21,7 +21,7 @@ from descant.errors import DescantWarning, ModelError, PartyError, SettingError
 from descant.portfolio import Market, buy_and_hold, generate_market, performance_measures, uniform_rebalancing
 from descant.reporting.portfolio_plots import draw_values, draw_weights
 from descant.studies.portfolio_tables import portfolio_table
-from descant.studies.recorded_run import evaluate_run, study_from_run, write_report
+from descant.studies.run_versus_local import evaluate_run, study_from_run, write_report
 from descant.studies.study_report import available_plots, study_page
 from descant.studies.training_result import TrainingResult
 from descant.tracking import Run

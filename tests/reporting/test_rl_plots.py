@@ -16,7 +16,7 @@ from descant import Dqn, Federation, algorithms, models, parties, rl
 from descant.config import read_recipe
 from descant.errors import SettingError
 from descant.reporting import plots
-from descant.studies.recorded_run import evaluate_run, study_from_run, write_report
+from descant.studies.run_versus_local import evaluate_run, study_from_run, write_report
 from descant.tracking import Run
 
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from descant import Dqn, Federation, PolicyGradient, algorithms, models, parties
 from descant.core import seeds
-from descant.training.agent_solver import MAX_EPISODE_STEPS
+from descant.training.agent_solver_helpers import MAX_EPISODE_STEPS
 from descant.training.stacked_forward import KeyedUniform
 
 

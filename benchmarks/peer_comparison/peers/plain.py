@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
+from .contestant_process import parse_workload, serve
 from .models import build, load, weights_of
-from .protocol import parse_workload, serve
 from .work import Array, SharedWorkload
 
 

@@ -11,9 +11,9 @@ import torch
 from descant import Federation, algorithms
 from descant.core.algorithm import Algorithm
 
+from .contestant_process import parse_workload, serve
 from .descant_factories import make_population, model
 from .models import weights_of
-from .protocol import parse_workload, serve
 from .work import Array, SharedWorkload
 
 

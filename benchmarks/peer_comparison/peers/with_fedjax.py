@@ -13,7 +13,7 @@ import numpy as np
 jax.tree_map = jax.tree.map  # FedJAX 0.0.17 calls a function that JAX has removed
 import fedjax  # type: ignore[import-not-found,unused-ignore]
 
-from .protocol import parse_workload, serve
+from .contestant_process import parse_workload, serve
 from .work import Array, SharedWorkload
 
 

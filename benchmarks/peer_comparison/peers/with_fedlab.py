@@ -25,8 +25,8 @@ from fedlab.contrib.dataset.basic_dataset import FedDataset  # type: ignore[impo
 from fedlab.utils import Aggregators, SerializationTool  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor
 
+from .contestant_process import parse_workload, serve
 from .models import build, load, weights_of
-from .protocol import parse_workload, serve
 from .work import Array, SharedWorkload
 
 

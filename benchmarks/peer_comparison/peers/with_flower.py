@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import FedAvg  # type: ignore[import-not-found,unus
 from flwr.simulation import run_simulation  # type: ignore[import-not-found,unused-ignore]
 
 from . import flower_client
+from .contestant_process import parse_workload, serve
 from .models import build, load
-from .protocol import parse_workload, serve
 from .work import Array, SharedWorkload
 
 

@@ -18,8 +18,8 @@ from pfl.model.pytorch import PyTorchModel  # type: ignore[import-not-found,unus
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .contestant_process import parse_workload, serve
 from .models import build, load, weights_of
-from .protocol import parse_workload, serve
 from .work import Array, SharedWorkload
 
 NEVER = 10**9

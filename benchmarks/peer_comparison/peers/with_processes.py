@@ -7,7 +7,7 @@ from dataclasses import replace
 from descant.engines import Processes
 from descant.engines.processes.process_engine import ProcessEngine
 
-from .protocol import parse_workload, serve
+from .contestant_process import parse_workload, serve
 from .with_descant import DescantContestant
 from .work import SharedWorkload
 

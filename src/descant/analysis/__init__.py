@@ -7,7 +7,7 @@ imports ``analysis`` and is never imported by it.
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy_imports import lazy_exports
+from ..core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ..coresets.row_preview import coreset_preview

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..portfolio import time_warping
+from ..portfolio import universe_distances
 from ..reporting.figure import Numbers
 from ..reporting.portfolio_plots import draw_universes
 from ..reporting.table import Table
@@ -30,7 +30,7 @@ class AssetUniverses:
         """Return a table with each desk's covariance norms and its mean distance from the other desks."""
         rows = []
         for k, (name, returns) in enumerate(zip(self.names, self.returns, strict=True)):
-            spectral, frobenius = time_warping.covariance_norms(returns)
+            spectral, frobenius = universe_distances.covariance_norms(returns)
             mean = float(np.delete(self.distances[k], k).mean())
             rows.append(
                 {"desk": name, "ℓ2 norm ×1000": 1e3 * spectral, "Frobenius ×1000": 1e3 * frobenius, "distance": mean}
@@ -45,7 +45,7 @@ class AssetUniverses:
 
     def plot(self, file: str | Path) -> Path:
         """Draw the first two desks' cumulative distance by day, and each desk's mean distance, into a PNG file."""
-        aligned_days = time_warping.alignment(self.returns[0], self.returns[1])
+        aligned_days = universe_distances.alignment(self.returns[0], self.returns[1])
         cumulative_distance = np.linalg.norm(
             self.returns[0][aligned_days[:, 0]] - self.returns[1][aligned_days[:, 1]], axis=1
         ).cumsum()
@@ -62,4 +62,6 @@ def compare_universes(federation: Federation, day_step: int = 4) -> AssetUnivers
     """
     desks = desks_of(federation)
     returns = tuple(desk.prices[1:] / desk.prices[:-1] - 1 for desk in desks)
-    return AssetUniverses(federation.population.names, returns, time_warping.pairwise_distances(returns, day_step)[1])
+    return AssetUniverses(
+        federation.population.names, returns, universe_distances.pairwise_distances(returns, day_step)[1]
+    )

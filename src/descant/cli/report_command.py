@@ -22,7 +22,7 @@ def report(
     """
     with handle_errors():
         from ..config import server_folder
-        from ..studies.recorded_run import study_from_run, write_report
+        from ..studies.run_versus_local import study_from_run, write_report
         from ..studies.study import Study
         from ..tracking import is_run
 

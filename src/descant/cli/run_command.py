@@ -50,7 +50,7 @@ def run(
 def execute_run(selected: Recipe, out: Path, resume: bool, as_json: bool) -> tuple[Table, dict[str, Any]]:
     from ..core.progress import progress_bar
     from ..rounds.checkpoint import digest_of_models
-    from ..studies.recorded_run import evaluate_run, study_from_run, write_report
+    from ..studies.run_versus_local import evaluate_run, study_from_run, write_report
     from ..tracking import Run
 
     federation = selected.federation()

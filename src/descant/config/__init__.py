@@ -24,7 +24,7 @@ Light to import: torch is loaded when something is built.
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy_imports import lazy_exports
+from ..core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .recipe import Recipe, read_recipe

@@ -25,7 +25,7 @@ def resume_hint(recorded: RecordedRun) -> str:
     if not is_resumable(recorded.folder):
         return (
             f"Go on with descant.tracking.Run.resume({str(recorded.folder)!r}, federation) "
-            "and descant.studies.recorded_run.evaluate_run(run)."
+            "and descant.studies.run_versus_local.evaluate_run(run)."
         )
     return f"Go on with: {run_resume_command(recorded.folder)}"
 

@@ -5,10 +5,9 @@ Light to import: torch is loaded by the run.
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy_imports import lazy_exports
+from ..core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .expected_results import ExpectedResult, check_recordable, compare_with_expected, read_expected, write_expected
     from .experiment import (
         Experiment,
         SweepPoint,
@@ -20,12 +19,13 @@ if TYPE_CHECKING:
         table_legend,
     )
     from .recipe_index import experiment_keys, load_recipe, papers_folder
+    from .recorded_results import ExpectedResult, check_recordable, compare_with_expected, read_expected, write_expected
     from .sweep_report import MANIFEST, write_sweep
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".expected_results": (
+            ".recorded_results": (
                 "ExpectedResult",
                 "check_recordable",
                 "compare_with_expected",

@@ -7,12 +7,12 @@
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy_imports import lazy_exports
+from ..core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from ..coresets.selection import Coreset, Selection
     from ..portfolio.desk import Desk, desks
-    from ..rl.agent import Agent, agents
+    from ..rl.agent_parties import Agent, agents
     from . import partition
     from .adapters import arrays_of
     from .audio import mel_spectrogram, spoken_words
@@ -34,7 +34,7 @@ else:
             ".population_names": ("POPULATIONS",),
             "..coresets.selection": ("Coreset", "Selection"),
             "..portfolio.desk": ("Desk", "desks"),
-            "..rl.agent": ("Agent", "agents"),
+            "..rl.agent_parties": ("Agent", "agents"),
             ".": ("partition",),
             ".adapters": ("arrays_of",),
             ".audio": ("mel_spectrogram", "spoken_words"),

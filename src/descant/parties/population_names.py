@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ..portfolio.desk import desks
-from ..rl.agent import agents
+from ..rl.agent_parties import agents
 from .audio import spoken_words
 from .datasets.async_silos_paper import mnist_svhn, newsgroups, rotated_mnist
 from .datasets.digits import digits

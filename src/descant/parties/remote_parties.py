@@ -15,7 +15,7 @@ import torch
 
 from ..errors import PartyError
 from ..portfolio.desk import Desk
-from ..rl.agent import Agent, DatalessSource
+from ..rl.agent_parties import Agent, DatalessSource
 from .party import Party, PartySource, SampleSpec, SplitSettings
 from .population import Population
 

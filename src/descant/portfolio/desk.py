@@ -18,7 +18,7 @@ from ..core.settings import check_settings, setting, unknown_name_error
 from ..errors import PartyError, SettingError
 from ..parties.data_files import locate_files
 from ..parties.population import Population, validate_names
-from ..rl.agent import DatalessSource
+from ..rl.agent_parties import DatalessSource
 from . import Market, generate_market, read_market
 from .market import parse_period
 from .price_augmentation import AUGMENTERS

@@ -33,7 +33,7 @@ Events: started, resumed, round, scored, rejected, warning, snapshot, finished (
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy_imports import lazy_exports
+from ..core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .run_reader import RecordedRun, find_runs, is_run, read_run

@@ -21,7 +21,7 @@ from ..core.interfaces import EvaluationJob, EvaluationResult, TrainJob, TrainRe
 from ..core.metrics import EPISODE_RETURN, Metric
 from ..core.settings import check_settings, document_parameters, setting
 from ..models.flat import Net
-from .agent_solver import (
+from .agent_solver_helpers import (
     ENVIRONMENT_STATE,
     LAST_MODEL,
     REPLAY,

@@ -21,7 +21,7 @@ from ..core.metrics import EPISODE_RETURN, Metric
 from ..core.settings import check_settings, document_parameters, setting
 from ..models.flat import Net
 from ..rl import VectorEnvironment
-from .agent_solver import (
+from .agent_solver_helpers import (
     LAST_MODEL,
     MAX_EPISODE_STEPS,
     AgentProgress,

@@ -26,7 +26,7 @@ from ..errors import DescantWarning, PartyError
 from ..models.flat import Net
 from ..portfolio.desk import Desk
 from ..portfolio.price_augmentation import FIT_FAILED, SAMPLES_UNUSABLE, make_augmenter, unusable_reason
-from .agent_solver import LAST_MODEL, AgentProgress, check_outputs, mode_obstacles, random_probe, train_stacks
+from .agent_solver_helpers import LAST_MODEL, AgentProgress, check_outputs, mode_obstacles, random_probe, train_stacks
 from .backtest_evaluation import evaluate_backtests
 from .gradient_descent import (
     GradientDescent,

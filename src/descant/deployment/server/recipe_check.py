@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...config import Recipe
-from ...config.schema import TABLES
+from ...config.recipe_tables import TABLES
 from ...config.sections import EXECUTION_KEYS
 from ...errors import PartyError, SettingError
 from ...federation import Federation

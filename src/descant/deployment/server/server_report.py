@@ -25,7 +25,7 @@ from ...reporting.html import (
 from ...reporting.participation_timeline import ParticipationTimeline, draw_participation
 from ...reporting.table import Table
 from ...storage import atomic, write_errors
-from ...studies.recorded_run import read_scored_run
+from ...studies.run_versus_local import read_scored_run
 from ...studies.training_result import TrainingResult
 from ...tracking import RecordedRun, is_run
 from .training_status import baseline_heading, privacy_spent, status_table

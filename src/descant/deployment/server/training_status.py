@@ -13,7 +13,7 @@ from ...core.metrics import TRIVIAL_BASELINES, trivial_baseline
 from ...engines.remote import name_list
 from ...privacy.budget import EPSILON_METRIC, privacy_message
 from ...reporting.table import Table
-from ...studies.recorded_run import read_scored_run
+from ...studies.run_versus_local import read_scored_run
 from ...tracking import RecordedRun, is_run, read_run
 from ..silo.result_files import GLOBAL_MODEL_FILE
 from .training_session import TRAINING

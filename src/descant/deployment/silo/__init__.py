@@ -6,7 +6,7 @@ code. Model and data come from the silo's own file.
 
 from typing import TYPE_CHECKING
 
-from ...core.lazy_imports import lazy_exports
+from ...core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .silo_file import SiloFile

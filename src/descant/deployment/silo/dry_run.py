@@ -16,7 +16,7 @@ from ...models.flat import MODULE_LOCK, Net
 from ...parties import Agent, Desk
 from ...parties.party import Party
 from ...parties.remote_parties import describe_party
-from ...training.agent_solver import evaluate_test_episodes, probe_observations
+from ...training.agent_solver_helpers import evaluate_test_episodes, probe_observations
 from ...training.backtest_evaluation import evaluate_backtests
 from ...training.portfolio_policy import probe_days
 from .outgoing_fields import outgoing_fields

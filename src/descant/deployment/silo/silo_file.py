@@ -18,7 +18,7 @@ from ...core.settings import check_settings, setting
 from ...errors import PartyError, SettingError
 from ...parties import Agent, Desk, Population, from_arrays
 from ...parties.party import Party
-from ...rl.agent import single_party
+from ...rl.agent_parties import single_party
 from ...serialization.references import import_module_or_file
 
 _DEFAULT_TEST_SHARE = 0.2  # the share of rows held out for tests, unless the file sets `test`

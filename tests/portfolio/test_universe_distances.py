@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from descant.errors import PartyError, SettingError
-from descant.portfolio.time_warping import alignment, covariance_norms, distance, pairwise_distances
+from descant.portfolio.universe_distances import alignment, covariance_norms, distance, pairwise_distances
 
 
 def series(days: int, m: int = 3, seed: int = 0) -> Any:

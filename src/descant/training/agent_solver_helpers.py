@@ -18,7 +18,7 @@ from ..core.metrics import Metric
 from ..errors import DescantWarning, ModelError, PartyError
 from ..models.flat import Net
 from ..rl import VectorEnvironment
-from ..rl.agent import Agent
+from ..rl.agent_parties import Agent
 from .gradient_descent import (
     GradientSolver,
     drop_optimizer_state,
