@@ -1,7 +1,7 @@
-"""Agents under the laws: cut, stopped, stacked, merged by any method, one agent and never merged.
+"""Laws of reinforcement-learning agents: batching, resume, stacking, merging, local training.
 
-They hold for FedRL's Algorithm 1, for its "Independent" (figure 2) and "Max" (figure 3), and for the errata: row 36
-(what rewards may be) and row 37 (what merging leaves alone).
+They cover FedRL's Algorithm 1, its "Independent" (figure 2) and "Max" (figure 3), and the errata: row 36 (negative
+rewards) and row 37 (state that merging does not change).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PG = PolicyGradient(iterations=2, episodes=3, gradient_steps=3, batch=16)
 SOLVERS = {"dqn": DQN, "policy gradient": PG}
 
 
-def made(solver: Any = DQN, algorithm: Any = None, count: int = 5, **rest: Any) -> Federation:
-    people = partial(parties.agents, count=count, heterogeneity=0.3, test_episodes=2)
-    return Federation(NET, people, algorithm or algorithms.FedRL(), solver=solver, **{"seed": 3, **rest})
+def make_federation(solver: Any = DQN, algorithm: Any = None, count: int = 5, **rest: Any) -> Federation:
+    population = partial(parties.agents, count=count, heterogeneity=0.3, test_episodes=2)
+    return Federation(NET, population, algorithm or algorithms.FedRL(), solver=solver, **{"seed": 3, **rest})
 
 
 def models(fed: Federation) -> Tensor:
@@ -43,98 +43,100 @@ def models(fed: Federation) -> Tensor:
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-@pytest.mark.parametrize("algorithm", [algorithms.FedRL, algorithms.FedAvgPlus], ids=lambda made: made.__name__)
-def test_the_cut_never_changes_a_bit(solver: Any, algorithm: Any) -> None:
-    def hashed(engine: Any) -> str:
-        fed = made(solver, algorithm(), engine=engine)
+@pytest.mark.parametrize("algorithm", [algorithms.FedRL, algorithms.FedAvgPlus], ids=lambda method: method.__name__)
+def test_batching_never_changes_a_bit(solver: Any, algorithm: Any) -> None:
+    def run_hash(engine: Any) -> str:
+        fed = make_federation(solver, algorithm(), engine=engine)
         assert fed.state.execution_mode == "stacked"
         return fed.fit(3, progress=False).hash()
 
-    whole = hashed(InProcess)
+    whole = run_hash(InProcess)
     assert all(
-        hashed(engine) == whole for engine in (partial(InProcess, max_parties=1), partial(BytesEngine, batch_count=2))
+        run_hash(engine) == whole for engine in (partial(InProcess, max_parties=1), partial(BytesEngine, batch_count=2))
     )
 
 
-def test_agents_of_unlike_age_and_on_disk_are_the_same() -> None:
-    """Some take part in a round, so that their clocks differ; and what they remember does not fit in memory."""
+def test_batching_and_memory_budget_change_nothing_under_partial_participation() -> None:
+    """With 3 of 5 agents per round, their clocks differ. With a memory budget of 0, party states are on disk."""
 
-    def hashed(**rest: Any) -> str:
-        return made(replace(DQN, steps=30), participation=3, **rest).fit(3, progress=False).hash()
+    def run_hash(**rest: Any) -> str:
+        return make_federation(replace(DQN, steps=30), participation=3, **rest).fit(3, progress=False).hash()
 
-    assert hashed() == hashed(engine=partial(BytesEngine, batch_count=3)) == hashed(memory_budget=0)
+    assert run_hash() == run_hash(engine=partial(BytesEngine, batch_count=3)) == run_hash(memory_budget=0)
 
 
-def test_worker_processes_do_the_same() -> None:
+def test_worker_processes_give_the_same_hash() -> None:
     processes = Processes(workers=2, threads=1)
     try:
-        fed = made(engine=processes)
+        fed = make_federation(engine=processes)
         fed.engine_.wait()  # type: ignore[attr-defined]
-        assert fed.fit(2, progress=False).hash() == made().fit(2, progress=False).hash()
+        assert fed.fit(2, progress=False).hash() == make_federation().fit(2, progress=False).hash()
     finally:
         processes.close()
 
 
-@pytest.mark.parametrize("way", ["single", "vectorized", "looped"])
+@pytest.mark.parametrize("execution_mode", ["single", "vectorized", "looped"])
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-def test_one_by_one_agents_learn_what_they_learn_in_a_stack(solver: Any, way: str) -> None:
-    """Acting at random, and so on the same transitions, one update is the same to 1e-5 in any way."""
+def test_every_execution_mode_matches_stacked_training(solver: Any, execution_mode: str) -> None:
+    """One update on the same random transitions agrees to 1e-5 in every execution mode."""
     once = (
         replace(solver, steps=20, epsilon_end=1.0) if solver is DQN else replace(solver, iterations=1, gradient_steps=1)
     )
 
-    def rows(way: str) -> Tensor:
-        fed = made(once)
-        fed.state = replace(fed.state, execution_mode=way)
+    def rows(execution_mode: str) -> Tensor:
+        fed = make_federation(once)
+        fed.state = replace(fed.state, execution_mode=execution_mode)
         return models(fed.fit(1, progress=False))
 
-    start = made(once).state.global_model
+    start = make_federation(once).state.global_model
     assert not torch.equal(rows("stacked")[0], start)
-    torch.testing.assert_close(rows(way), rows("stacked"), rtol=0, atol=1e-5)
+    torch.testing.assert_close(rows(execution_mode), rows("stacked"), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-def test_an_agent_alone_does_the_same_however_often_it_might_have_merged(solver: Any) -> None:
-    """A period of never: four rounds are one of four times the work, replay and environment included."""
-    often = made(solver, algorithms.Local()).fit(4, progress=False)
+def test_local_training_does_not_depend_on_the_round_length(solver: Any) -> None:
+    """Four rounds equal one round of four times the work, replay buffer and environment included."""
+    often = make_federation(solver, algorithms.Local()).fit(4, progress=False)
     work = "steps" if solver is DQN else "iterations"
     longer = replace(solver, **{work: 4 * getattr(solver, work)})
-    never = made(longer, algorithms.FedRL())
+    never = make_federation(longer, algorithms.FedRL())
     next(iter(never.rounds(1)))
-    known = ("agent.progress", "loss")
+    differing = ("agent.progress", "loss")
     for name in often.population:
         mine, theirs = (fed.engine_.party_states.get(name) for fed in (often, never))
         assert mine.keys() == theirs.keys()
-        assert all(torch.equal(mine[key], theirs[key]) for key in mine if key not in known), name
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine if key not in differing), name
         assert torch.equal(
             mine["agent.progress"][:3], theirs["agent.progress"][:3]
-        )  # the mean reward is of another round
+        )  # the mean reward is that of another round
 
 
 @pytest.mark.parametrize("moments", ["keep", "reset"])
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-def test_one_agent_in_a_federation_is_the_agent_alone(solver: Any, moments: Any) -> None:
+def test_a_federation_of_one_agent_equals_local_training(solver: Any, moments: Any) -> None:
     one = replace(solver, moments=moments)
-    joined, alone = (made(one, algorithm, count=1).fit(3, progress=False) for algorithm in (None, algorithms.Local()))
-    assert torch.equal(models(joined)[1], models(alone)[1])
-    memory, other = (fed.engine_.party_states.get("0") for fed in (joined, alone))
+    federated, alone = (
+        make_federation(one, algorithm, count=1).fit(3, progress=False) for algorithm in (None, algorithms.Local())
+    )
+    assert torch.equal(models(federated)[1], models(alone)[1])
+    memory, other = (fed.engine_.party_states.get("0") for fed in (federated, alone))
     assert all(torch.equal(memory[key], other[key]) for key in memory.keys() | other.keys())
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-def test_what_was_saved_goes_on_as_if_it_had_never_stopped(solver: Any, tmp_path: Path) -> None:
-    whole = made(solver).fit(4, progress=False).hash()
-    made(solver).fit(2, progress=False).save(tmp_path / "run")
-    again = made(solver).load(tmp_path / "run")
+def test_resuming_from_a_checkpoint_equals_an_uninterrupted_run(solver: Any, tmp_path: Path) -> None:
+    whole = make_federation(solver).fit(4, progress=False).hash()
+    make_federation(solver).fit(2, progress=False).save(tmp_path / "run")
+    again = make_federation(solver).load(tmp_path / "run")
     assert again.fit(2, progress=False).hash() == whole
     with pytest.raises(Exception, match="saved by another federation"):
-        made(replace(solver, gamma=0.5)).load(tmp_path / "run")
+        make_federation(replace(solver, gamma=0.5)).load(tmp_path / "run")
 
 
-def test_a_broken_round_leaves_no_trace_in_the_replay() -> None:
-    fed = made().fit(2, progress=False)
+def test_an_interrupted_round_leaves_no_trace_in_the_replay_buffer() -> None:
+    fed = make_federation().fit(2, progress=False)
     before = fed.hash()
-    whole = made().fit(4, progress=False).hash()
+    whole = make_federation().fit(4, progress=False).hash()
     collect = fed.engine_.collect
 
     def interrupted(timeout: float) -> Any:
@@ -151,33 +153,35 @@ def test_a_broken_round_leaves_no_trace_in_the_replay() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*:descant.DescantWarning")
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-@pytest.mark.parametrize("name", [name for name, made in METHODS.items() if not made().loss_samples])
+@pytest.mark.parametrize("name", [name for name, make in METHODS.items() if not make().loss_samples])
 def test_every_method_merges_agents(name: str, solver: Any) -> None:
-    def model() -> nn.Module:  # its layers are called as the methods call them
+    def model() -> nn.Module:  # with the layer names that the methods refer to
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
     fed = Federation(model, parties.agents(count=3, test_episodes=2), METHODS[name](), solver=solver).fit(
         2, progress=False
     )
-    found = models(fed)
-    assert not fed.rejections_ and found.isfinite().all()
+    rows = models(fed)
+    assert not fed.rejections_ and rows.isfinite().all()
     if name not in ("Local", "L2GD"):
-        assert not torch.equal(found[0], fed.state.initial_model)
+        assert not torch.equal(rows[0], fed.state.initial_model)
 
 
-def test_the_pull_of_fed_plus_draws_agents_together() -> None:
+def test_the_fed_plus_penalty_draws_agents_together() -> None:
     def spread(alpha: float) -> float:
-        fed = made(DQN, algorithms.FedAvgPlus(alpha=alpha, rho=1000.0)).fit(3, progress=False)
+        fed = make_federation(DQN, algorithms.FedAvgPlus(alpha=alpha, rho=1000.0)).fit(3, progress=False)
         return float(models(fed)[1:].std(0).norm())
 
     assert spread(1000.0) < 0.5 * spread(0.0)
 
 
-def test_merging_moves_the_target_with_the_model_or_not() -> None:
-    """The paper does not say (row 37): it is what the agents begin with, unless it is kept."""
+def test_merging_syncs_or_keeps_the_target_network() -> None:
+    """The paper leaves it open (row 37): the target is the merged model, unless `target_network` is "keep"."""
     never = replace(DQN, target_every=10**6)
-    fed = {name: made(replace(never, target_network=name)).fit(2, progress=False) for name in ("sync", "keep")}
-    first = made(never).fit(1, progress=False).state
+    fed = {
+        name: make_federation(replace(never, target_network=name)).fit(2, progress=False) for name in ("sync", "keep")
+    }
+    first = make_federation(never).fit(1, progress=False).state
     for party in fed["sync"].population:
         assert torch.equal(fed["sync"].engine_.party_states.get(party)["agent.target_network"], first.global_model)
         assert torch.equal(fed["keep"].engine_.party_states.get(party)["agent.target_network"], first.initial_model)
@@ -185,11 +189,11 @@ def test_merging_moves_the_target_with_the_model_or_not() -> None:
 
 @pytest.mark.parametrize("mode", ["normalize", "shift", "softmax"])
 @pytest.mark.parametrize("reward", [20.0, 0.0, -3.0])
-def test_equal_rewards_weigh_alike(mode: Any, reward: float) -> None:
+def test_equal_rewards_give_equal_weights(mode: Any, reward: float) -> None:
     assert RewardWeights(mode)([{"reward": reward}] * 3).tolist() == [1, 1, 1]
 
 
-def test_weights_are_rewards_of_any_sign() -> None:
+def test_reward_weights_handle_negative_and_missing_rewards() -> None:
     mixed = [{"reward": 30.0}, {"reward": -10.0}, {}]
     assert RewardWeights("normalize")(mixed).tolist() == [30, 0, 10]
     assert RewardWeights("shift")(mixed).tolist() == [40, 0, 20]
@@ -201,7 +205,7 @@ def test_weights_are_rewards_of_any_sign() -> None:
         0,
         1,
         0,
-    ]  # who has no reward is not the best
+    ]  # an agent without a reward is never the best
     assert best_agent_weights([{}, {"reward": -5.0}]).tolist() == [0, 1] and best_agent_weights([{}, {}]).tolist() == [
         1,
         1,
@@ -212,33 +216,33 @@ def test_weights_are_rewards_of_any_sign() -> None:
     assert RewardWeights()([{"reward": float("nan")}, {"reward": 4.0}]).tolist() == [1, 1]
 
 
-def test_max_is_a_copy_of_the_best() -> None:
-    fed = made(DQN, algorithms.FedRL("max"))
+def test_max_weights_copy_the_best_agent() -> None:
+    fed = make_federation(DQN, algorithms.FedRL("max"))
     (scored,) = fed.rounds(1)
     best = max(scored.round.metrics, key=lambda name: scored.round.metrics[name]["reward"])
-    alone = made(DQN, algorithms.Local()).fit(1, progress=False)
+    alone = make_federation(DQN, algorithms.Local()).fit(1, progress=False)
     assert torch.equal(models(fed)[0], models(alone)[1 + list(fed.population).index(best)])
 
 
-def test_periods_are_constant_or_decay_or_grow_and_a_run_has_one_at_least() -> None:
+def test_periods_are_constant_decay_or_grow_within_the_total() -> None:
     period = algorithms.Period
     assert period(100, total=350).lengths() == [100, 100, 100, 50]
     assert period(100, 0.5, 175).lengths() == [100, 50, 25]
-    fed = made(DQN, algorithms.FedRL(period=10, factor=2.0, total=60))
-    taken = [scored.round.metrics["0"]["samples"] for scored in fed.rounds(3)]
-    assert taken == [10, 20, 30]
-    at_the_end = models(fed)
+    fed = make_federation(DQN, algorithms.FedRL(period=10, factor=2.0, total=60))
+    samples = [scored.round.metrics["0"]["samples"] for scored in fed.rounds(3)]
+    assert samples == [10, 20, 30]
+    final_models = models(fed)
     with pytest.warns(DescantWarning, match=r"Round 4: the total of 60 is done"):
         fed.fit(3, progress=False)
     assert [entry["work"] for entry in fed.history_] == [10, 20, 30, 0, 0, 0]
-    assert torch.allclose(models(fed), at_the_end, rtol=1e-6)
+    assert torch.allclose(models(fed), final_models, rtol=1e-6)
     assert sum(period(58, 1.05, 12000).lengths()) == 12000 and period(1, 10.0, 10**6).lengths()[-1] == 888_889
     far = TuneContext(20_000, Hyper(0.1, 5), {}, feedback={}, global_model=torch.zeros(1), rng=np.random.default_rng(0))
     assert period(100, 1.05, total=500)(far).hyper.work == 0 and period(100, 0.9)(far).hyper.work == 1
     with pytest.raises(SettingError, match=r"has grown beyond .* in round 20000. Give a 'total'"):
         period(100, 1.05)(far)
     with pytest.raises(SettingError, match=r"A period of 100 is longer than the run of 50"):
-        list(made(DQN, algorithms.FedRL(period=100, total=50)).rounds(1))
+        list(make_federation(DQN, algorithms.FedRL(period=100, total=50)).rounds(1))
     with pytest.raises(SettingError, match="'weights' of FedRL must be one of"):
         algorithms.FedRL("best")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="go with a 'period'"):
@@ -251,34 +255,36 @@ def test_periods_are_constant_or_decay_or_grow_and_a_run_has_one_at_least() -> N
         algorithms.FedRL(mode="softmax", beta=-3)
 
 
-def liar(report: Reply) -> list[Reply]:
-    """One agent of five boasts, and sends what would ruin everybody."""
-    if report.party != "2" or report.kind != "train":
-        return [report]
-    poison = {name: torch.full_like(tensor, 1000.0) for name, tensor in report.arrays.items()}
-    return [replace(report, arrays=poison, metrics={**report.metrics, "reward": 1e6})]
+def poisoned(reply: Reply) -> list[Reply]:
+    """Let one agent of five claim a huge reward and send a huge model."""
+    if reply.party != "2" or reply.kind != "train":
+        return [reply]
+    huge = {name: torch.full_like(tensor, 1000.0) for name, tensor in reply.arrays.items()}
+    return [replace(reply, arrays=huge, metrics={**reply.metrics, "reward": 1e6})]
 
 
 @pytest.mark.parametrize("name", ["CoordinateMedian", "RFA", "FedRL", "max"])
-def test_medians_hold_against_a_liar_and_the_weighted_mean_does_not(name: str) -> None:
+def test_medians_resist_a_poisoned_reply_and_weighted_means_do_not(name: str) -> None:
     method = {"FedRL": algorithms.FedRL(), "max": algorithms.FedRL("max")}.get(name) or METHODS[name]()
-    fed = made(DQN, method, engine=partial(BytesEngine, tamper=liar)).fit(2, progress=False)
-    far = float(fed.state.global_model.abs().max())
-    assert far < 3 if name in ("CoordinateMedian", "RFA") else far > 900
+    fed = make_federation(DQN, method, engine=partial(BytesEngine, tamper=poisoned)).fit(2, progress=False)
+    largest = float(fed.state.global_model.abs().max())
+    assert largest < 3 if name in ("CoordinateMedian", "RFA") else largest > 900
 
 
-def unlucky(report: Reply) -> list[Reply]:
-    return [replace(report, metrics={**report.metrics, "reward": -1.0 - int(report.party)})]
+def negative_reward(reply: Reply) -> list[Reply]:
+    return [replace(reply, metrics={**reply.metrics, "reward": -1.0 - int(reply.party)})]
 
 
-def test_agents_have_no_samples_to_measure_a_loss_on() -> None:
+def test_methods_that_measure_a_sample_loss_reject_agents() -> None:
     with pytest.raises(SettingError, match="agents and desks have none"):
-        made(DQN, algorithms.AdaptiveHyper(reward="clients")).fit(1, progress=False)
+        make_federation(DQN, algorithms.AdaptiveHyper(reward="clients")).fit(1, progress=False)
 
 
-def test_all_negative_rewards_are_told_and_the_model_stays() -> None:
-    fed = made(engine=partial(BytesEngine, tamper=unlucky))
+def test_all_negative_rewards_warn_and_leave_the_model_unchanged() -> None:
+    fed = make_federation(engine=partial(BytesEngine, tamper=negative_reward))
     with pytest.warns(DescantWarning, match="mode='shift'"):
         fed.fit(1, progress=False)
     assert torch.equal(fed.state.global_model, fed.state.initial_model)
-    made(DQN, algorithms.FedRL(mode="shift"), engine=partial(BytesEngine, tamper=unlucky)).fit(1, progress=False)
+    make_federation(DQN, algorithms.FedRL(mode="shift"), engine=partial(BytesEngine, tamper=negative_reward)).fit(
+        1, progress=False
+    )

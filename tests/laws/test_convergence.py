@@ -1,4 +1,4 @@
-"""Theorem 2 of Fed+ v2: F_μ never increases at η = 1/L (ERRATA 12), falls as O(1/t), and gradients vanish (39)."""
+"""Theorem 2 of Fed+ v2: F_μ never increases at η = 1/L (ERRATA 12) and falls as O(1/t); gradients vanish (39)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LOSSES: dict[str, Loss] = {"convex": half_squared_error, "not convex": cosine_lo
 def models(
     problem: RegressionProblem, penalty: Penalty, rho: float, loss: Loss, rounds: int, sample: int
 ) -> Iterator[Tensor]:
-    """W^t after each round: η = 1/L_f, the centre over all models (ERRATA 14), some parties a round, full gradients."""
+    """Yield W^t after each round: η = 1/L_f, full gradients, sampled parties, aggregation over all (ERRATA 14)."""
     algorithm = algorithms.FedPlus(penalty, alpha=ALPHA, rho=rho, aggregate_over="all")
     solver = Sgd(lr=1 / problem.lipschitz, steps=2, batch=None)
-    attend = algorithms.Sample(sample)
+    participation = algorithms.Sample(sample)
     fed = Federation(
-        problem.model(), problem.population, algorithm, solver=solver, loss=loss, participation=attend, seed=1
+        problem.model(), problem.population, algorithm, solver=solver, loss=loss, participation=participation, seed=1
     )
     initial = fed.state.initial_model
     for _ in fed.rounds(rounds):
@@ -33,7 +33,7 @@ def models(
 
 
 def objective(problem: RegressionProblem, penalty: Penalty, rho: float, loss: Loss, w: Tensor) -> Tensor:
-    """F_μ(W) = mean f_k(w_k) + μ·Φ_ρ(w_k - w̃), eq. (2), (5), (9), with μ = αρ."""
+    """Return F_μ(W) = mean f_k(w_k) + μ·Φ_ρ(w_k - w̃), eq. (2), (5), (9), with μ = αρ."""
     center = penalty.center(rho)(w, None).point
     return (problem.losses(w, loss) + ALPHA * rho * envelope(penalty, w - center, rho)).mean()
 
@@ -44,30 +44,30 @@ def test_the_objective_never_increases(name: str, loss: str) -> None:
     problem = RegressionProblem.random(count=6, dimension=3, seed=5)
     penalty = PENALTIES[name]
     rho = 0.3
-    track = models(problem, penalty, rho, LOSSES[loss], rounds=40, sample=3)
-    values = torch.stack([objective(problem, penalty, rho, LOSSES[loss], w) for w in track])
+    trajectory = models(problem, penalty, rho, LOSSES[loss], rounds=40, sample=3)
+    values = torch.stack([objective(problem, penalty, rho, LOSSES[loss], w) for w in trajectory])
     assert (values.diff() <= 1e-12).all()
     assert values[-1] < values[0] - 1e-3
 
 
 @pytest.mark.parametrize("penalty", [Norm1(), Norm2()], ids=["norm 1", "norm 2"])
 def test_the_objective_falls_as_one_over_t(penalty: Penalty) -> None:
-    """t·(F_μ(W^t) - F_μ*) stays bounded: from t=16 to t=1024 a rate of 1/√t would let it grow eightfold.
+    """Check that t·(F_μ(W^t) - F_μ*) stays bounded; at a rate of 1/√t it would grow eightfold from t=16 to t=1024.
 
-    There are fewer samples than columns: convex, not strongly, so that the rate is not exponential for free.
+    With fewer samples than columns the problem is not strongly convex, which would make the rate exponential.
     """
     problem = RegressionProblem.random(count=4, dimension=8, n=3, seed=2)
     rho = 0.3
-    track = list(models(problem, penalty, rho, half_squared_error, rounds=1024, sample=4))
-    values = torch.stack([objective(problem, penalty, rho, half_squared_error, w) for w in track[15:]])
-    scaled = torch.arange(16, 1025) * (values - minimum(problem, penalty, rho, track[-1]))
+    trajectory = list(models(problem, penalty, rho, half_squared_error, rounds=1024, sample=4))
+    values = torch.stack([objective(problem, penalty, rho, half_squared_error, w) for w in trajectory[15:]])
+    scaled = torch.arange(16, 1025) * (values - minimum(problem, penalty, rho, trajectory[-1]))
     assert scaled[0] > 0.1  # it is still far from the minimum at t=16
     assert scaled.max() < 4 * scaled[0]
     assert scaled[-1] < scaled[0]
 
 
 def minimum(problem: RegressionProblem, penalty: Penalty, rho: float, start: Tensor) -> Tensor:
-    """min F_μ by L-BFGS in (W, w̃) together, independent of everything that Fed+ does."""
+    """Return min F_μ by L-BFGS in (W, w̃) together, without any code of Fed+."""
     w = start.clone().requires_grad_()
     center = start.mean(0).requires_grad_()
     optimizer = torch.optim.LBFGS([w, center], max_iter=4000, tolerance_grad=1e-10, tolerance_change=0)
@@ -84,16 +84,16 @@ def minimum(problem: RegressionProblem, penalty: Penalty, rho: float, start: Ten
 
 @pytest.mark.parametrize("name", ["half square", "norm 2", "norm 1"])
 def test_gradients_vanish_with_sampled_parties(name: str) -> None:
-    """(39), with F_k of eq. (12): ∇F_k = ∇f_k(w_k) + α(w_k - z_k)."""
+    """Equation (39), with F_k of eq. (12): ∇F_k = ∇f_k(w_k) + α(w_k - z_k)."""
     problem = RegressionProblem.random(count=6, dimension=3, seed=5)
     penalty = PENALTIES[name]
     rho = 0.3
-    track = list(models(problem, penalty, rho, half_squared_error, rounds=600, sample=3))
+    trajectory = list(models(problem, penalty, rho, half_squared_error, rounds=600, sample=3))
 
     def residual(w: Tensor) -> float:
         center = penalty.center(rho)(w, None).point
         gradient = problem.gradient(w) + ALPHA * (w - proximal_anchor(penalty, w, center, rho=rho))
         return gradient.square().sum().item()
 
-    assert residual(track[3]) > 1e-3
-    assert residual(track[-1]) < 1e-18
+    assert residual(trajectory[3]) > 1e-3
+    assert residual(trajectory[-1]) < 1e-18

@@ -1,6 +1,6 @@
-"""Portfolio desks under the laws: cut, stopped, stacked, merged by any method; what is learned is what is earned.
+"""Laws of portfolio desks: batching, resume, stacking, merging, and a reward equal to the backtest's growth.
 
-They hold for Fed+ v1 §9 and v2 §8.2, and for the errata: rows 27 (the fee), 28 (no look-ahead) and 29 (the reward).
+They cover Fed+ v1 §9 and v2 §8.2, and the errata: rows 27 (the fee), 28 (no look-ahead) and 29 (the reward).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ TRADER = Trader(lr=1e-3, iterations=6, batch=8, regenerate_every=10, synthetic_d
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adversarial networks play for a few steps only."""
+def short_gan_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit the training of adversarial networks to a few steps."""
     monkeypatch.setattr(Gan, "__init__", partialmethod(Gan.__init__, steps=3))
 
 
@@ -49,14 +49,14 @@ def market() -> Market:
 
 
 def desks(count: int = 5, **rest: Any) -> parties.Population:
-    given = {"train": ("2006", "2007"), "test": ("2008", "2008-03"), "augment": AUGMENT, **rest}
-    return parties.desks(market(), count=count, assets=4, window=10, **given)
+    settings_of_desks = {"train": ("2006", "2007"), "test": ("2008", "2008-03"), "augment": AUGMENT, **rest}
+    return parties.desks(market(), count=count, assets=4, window=10, **settings_of_desks)
 
 
-def made(kind: str = "cnn", algorithm: Any = None, solver: Any = TRADER, **rest: Any) -> Federation:
+def make_federation(kind: str = "cnn", algorithm: Any = None, solver: Any = TRADER, **rest: Any) -> Federation:
     net = partial(problems.eiie, kind, window=10, hidden=6)
-    people = rest.pop("people", None) or desks()
-    return Federation(net, people, algorithm or algorithms.FedAvg(), solver=solver, **{"seed": 3, **rest})
+    population = rest.pop("population", None) or desks()
+    return Federation(net, population, algorithm or algorithms.FedAvg(), solver=solver, **{"seed": 3, **rest})
 
 
 def models(fed: Federation) -> Tensor:
@@ -66,7 +66,7 @@ def models(fed: Federation) -> Tensor:
 
 @pytest.mark.parametrize("lead", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gradient_of_a_stack_is_that_of_the_plain_module(kind: str, lead: int) -> None:
+def test_stacked_gradients_equal_those_of_the_plain_module(kind: str, lead: int) -> None:
     torch.manual_seed(0)
     net = Net(problems.eiie(kind, window=7, hidden=5).double())
     kernel = kernel_of(net, lead)
@@ -74,25 +74,25 @@ def test_the_gradient_of_a_stack_is_that_of_the_plain_module(kind: str, lead: in
     rows = torch.stack([net.copy_initial_row() + 0.1 * torch.randn_like(net.copy_initial_row()) for _ in range(3)])
     x = 1 + 0.1 * torch.randn(3, 11, 4, 8).double()
     slope = torch.randn(3, 11, 5).double()
-    for some in [[0, 1, 2]] if lead else [[0], [1], [2]]:
-        stack = Stack(net.layout, [rows[some]], lead)
+    for chosen in [[0, 1, 2]] if lead else [[0], [1], [2]]:
+        stack = Stack(net.layout, [rows[chosen]], lead)
         bound = kernel.bind(stack.w, GradientTarget(stack.g))
-        for _ in range(2):  # what is kept from batch to batch does not add up
-            output = bound.forward(x[some].numpy() if lead else x[some[0]])
-            bound.backward(slope[some].numpy() if lead else slope[some[0]])
-        for at, k in enumerate(some):
+        for _ in range(2):  # gradients do not accumulate from batch to batch
+            output = bound.forward(x[chosen].numpy() if lead else x[chosen[0]])
+            bound.backward(slope[chosen].numpy() if lead else slope[chosen[0]])
+        for at, k in enumerate(chosen):
             leaf = rows[k].clone().requires_grad_()
-            told = net.apply(leaf, leaf[:0], x[k])[0]
-            (expected,) = torch.autograd.grad((told * slope[k]).sum(), leaf)
-            found = torch.as_tensor(output[at] if lead else output)
-            torch.testing.assert_close(found, told.detach(), rtol=1e-12, atol=1e-12)
+            reference = net.apply(leaf, leaf[:0], x[k])[0]
+            (expected,) = torch.autograd.grad((reference * slope[k]).sum(), leaf)
+            actual = torch.as_tensor(output[at] if lead else output)
+            torch.testing.assert_close(actual, reference.detach(), rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(stack.gradient[at], expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "torchs"), [("rnn", nn.RNN), ("lstm", nn.LSTM)])
-def test_recurrent_evaluators_are_torchs(kind: str, torchs: Any) -> None:
+@pytest.mark.parametrize(("kind", "torch_module"), [("rnn", nn.RNN), ("lstm", nn.LSTM)])
+def test_recurrent_evaluators_match_torch(kind: str, torch_module: Any) -> None:
     ours: Any = problems.eiie(kind, hidden=5).evaluator
-    theirs = torchs(1, 5, batch_first=True)
+    theirs = torch_module(1, 5, batch_first=True)
     with torch.no_grad():
         theirs.weight_hh_l0.copy_(ours.step[:, :5])
         theirs.weight_ih_l0.copy_(ours.step[:, 5:6])
@@ -104,9 +104,7 @@ def test_recurrent_evaluators_are_torchs(kind: str, torchs: Any) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.002, 0.1]))
-def test_the_reward_is_the_logarithm_of_what_a_back_test_earns_and_its_gradient_autograds(
-    seed: int, cost: float
-) -> None:
+def test_the_reward_is_the_log_growth_of_a_backtest_and_its_gradient_matches_autograd(seed: int, cost: float) -> None:
     rng = torch.Generator().manual_seed(seed)
     output = torch.randn(3, 9, 5, generator=rng, dtype=torch.float64)
     y = 1 + 0.05 * torch.randn(3, 9, 5, generator=rng, dtype=torch.float64)
@@ -120,13 +118,13 @@ def test_the_reward_is_the_logarithm_of_what_a_back_test_earns_and_its_gradient_
     np.testing.assert_allclose(means, each.detach().mean(1).numpy(), atol=1e-12)
     weights = np.exp(log_softmax(output.numpy()))
     path = run_backtest(lambda t, before: weights[:, t], y[..., 1:].numpy(), cost, exact_fees=False)
-    entry = 1 - cost * weights[:, 0, 1:].sum(-1)  # a batch begins in the middle of things, and is not charged for it
+    entry = 1 - cost * weights[:, 0, 1:].sum(-1)  # a batch begins inside the history and pays no fee to enter
     growth = path.growth.copy()
     growth[:, 0] /= entry
     np.testing.assert_allclose(-each.detach().numpy(), np.log(growth), atol=1e-12)
 
 
-def test_batches_begin_late_rather_than_early_and_within_the_days_that_there_are() -> None:
+def test_batch_starts_favor_recent_days_and_stay_within_the_history() -> None:
     chances = np.random.default_rng(0).random(20_000)
     drawn = np.array([first_day(chance, 0.01, 30, latest=400) for chance in chances])
     assert drawn.min() == 30 and drawn.max() == 400
@@ -136,7 +134,7 @@ def test_batches_begin_late_rather_than_early_and_within_the_days_that_there_are
 
 
 def test_no_policy_sees_a_price_before_its_day() -> None:
-    """Prices that change from a day on change what is held from that day on, and nothing before it."""
+    """Changed prices from a day on change the weights after that day and nothing before it."""
     from descant.training.backtest_evaluation import backtest_models
 
     torch.manual_seed(0)
@@ -156,7 +154,7 @@ def test_no_policy_sees_a_price_before_its_day() -> None:
     )
 
 
-def test_training_never_touches_the_days_of_the_test() -> None:
+def test_training_ignores_prices_of_the_test_period() -> None:
     changed = market().prices.copy()
     changed[market().dates >= np.datetime64("2008")] *= 7.7
     other = parties.desks(
@@ -168,49 +166,51 @@ def test_training_never_touches_the_days_of_the_test() -> None:
         train=("2006", "2007"),
         test=("2008", "2008-03"),
     )
-    here, there = (made(people=people).fit(3, progress=False) for people in (desks(), other))
-    assert torch.equal(models(here), models(there))
+    original, changed_later = (
+        make_federation(population=population).fit(3, progress=False) for population in (desks(), other)
+    )
+    assert torch.equal(models(original), models(changed_later))
 
 
-def test_a_batch_holds_the_prices_up_to_each_day_and_earns_the_next() -> None:
+def test_a_batch_holds_prices_up_to_each_day_and_the_next_relatives() -> None:
     from descant.core.interfaces import TrainJob
     from descant.training.portfolio_policy import _DeskBatches
 
     desk: Any = desks(augment=("none",))["0"]
-    job: Any = replace_job(TrainJob, [desk])
-    pages = _DeskBatches(TRADER, job, 0)
-    pages.regenerate(0)
-    (first,), x, y = pages.next_batches([0.3])
+    job: Any = train_job(TrainJob, [desk])
+    batches = _DeskBatches(TRADER, job, 0)
+    batches.regenerate(0)
+    (first,), x, y = batches.next_batches([0.3])
     for day in (0, 5):
         t = first + day
         np.testing.assert_allclose(x[0, day, :, :10].T, desk.prices[t - 9 : t + 1] / desk.prices[t], rtol=1e-6)
         np.testing.assert_allclose(y[0, day, 1:], desk.prices[t + 1] / desk.prices[t], rtol=1e-6)
     assert (y[..., 0] == 1).all() and (x[..., 10] == 0.25).all()
-    pages.store_weights([first], np.log(np.full((1, 8, 5), 0.2, dtype=np.float32)))
-    assert np.allclose(pages.next_batches([0.3])[1][0, 1:, :, 10], 0.2)  # the day before is remembered, cash left out
+    batches.store_weights([first], np.log(np.full((1, 8, 5), 0.2, dtype=np.float32)))
+    assert np.allclose(batches.next_batches([0.3])[1][0, 1:, :, 10], 0.2)  # the weights of the day before, without cash
 
 
-def replace_job(job: Any, people: list[Desk]) -> Any:
-    party_states = [{} for _ in people]
+def train_job(job: Any, desks: list[Desk]) -> Any:
+    party_states = [{} for _ in desks]
     rest = dict.fromkeys(
         ("net", "loss", "hyperparameters", "start", "received", "anchor", "alphas", "terms", "freeze", "execution_mode")
     )
-    return job(parties=people, party_states=party_states, seed=0, round=1, **rest)
+    return job(parties=desks, party_states=party_states, seed=0, round=1, **rest)
 
 
-def bold(seed: int = 0) -> tuple[Net, Tensor]:
-    """A policy that holds unlike shares, and looks at what it holds."""
+def active_policy(seed: int = 0) -> tuple[Net, Tensor]:
+    """Return a policy with unequal weights that depend on the weights held."""
     torch.manual_seed(seed)
     net = Net(problems.eiie("cnn", window=10))
     row = 6 * net.copy_initial_row()
     return net, row
 
 
-def test_a_back_test_is_a_plain_walk_through_the_days() -> None:
-    """Fees by bisection, entry from cash, the next day's relative, and what was chosen the day before is seen."""
+def test_a_backtest_equals_a_plain_loop_over_the_days() -> None:
+    """The loop finds fees by bisection, enters from cash, and shows the policy its weights of the day before."""
     from descant.training.backtest_evaluation import backtest_models
 
-    net, row = bold()
+    net, row = active_policy()
     module = net.module_from_row(row)
     desk = desks(cost=0.05)["1"]
     assert isinstance(desk, Desk)
@@ -225,7 +225,7 @@ def test_a_back_test_is_a_plain_walk_through_the_days() -> None:
         after = module(x)[0].double().softmax(0).detach().numpy()
         low = 0.0
         high = 1.0
-        for _ in range(60):  # μ such that what is bought and sold is paid for
+        for _ in range(60):  # μ such that sales and cash pay for purchases and fees
             mu = (low + high) / 2
             paid = 0.05 * np.abs(before[1:] - mu * after[1:])
             sold = before[1:] > mu * after[1:]
@@ -245,13 +245,13 @@ def test_a_back_test_is_a_plain_walk_through_the_days() -> None:
 
 
 @pytest.mark.parametrize("moments", ["keep", "reset"])
-def test_a_round_of_a_desk_is_a_plain_loop(moments: Any) -> None:
-    """Batches in a row, what was held the day before each, the fee, Adam; another year is made up on the way."""
+def test_a_round_of_a_desk_equals_a_plain_training_loop(moments: Any) -> None:
+    """The loop has the batches, the weights held before each, the fee, Adam and a second synthetic year."""
     from descant.core import seeds
     from descant.portfolio.price_augmentation import make_augmenter
 
     trader = replace(TRADER, iterations=14, regenerate_every=6, moments=moments)
-    fed = made("cnn", algorithms.Local(), solver=trader, people=desks(2, augment=("gbm",), cost=0.05))
+    fed = make_federation("cnn", algorithms.Local(), solver=trader, population=desks(2, augment=("gbm",), cost=0.05))
     start = fed.state.global_model.clone()
     fed.fit(1, progress=False)
     desk = fed.population["1"]
@@ -290,30 +290,30 @@ def test_a_round_of_a_desk_is_a_plain_loop(moments: Any) -> None:
     assert fed.history_[-1]["rewards"]["1"] == pytest.approx(-np.mean(losses), rel=1e-3)
 
 
-def test_moments_are_reset_where_merging_changed_a_model_and_nowhere_else() -> None:
+def test_moments_are_reset_only_where_merging_changed_the_model() -> None:
     def center(moments: Any, algorithm: Any) -> Tensor:
-        return models(made("cnn", algorithm, solver=replace(TRADER, moments=moments)).fit(3, progress=False))
+        return models(make_federation("cnn", algorithm, solver=replace(TRADER, moments=moments)).fit(3, progress=False))
 
     assert not torch.equal(center("keep", algorithms.FedAvg()), center("reset", algorithms.FedAvg()))
     assert torch.equal(center("keep", algorithms.Local()), center("reset", algorithms.Local()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("algorithm", [algorithms.FedAvg, algorithms.FedAvgPlus], ids=lambda made: made.__name__)
-def test_the_cut_never_changes_a_bit(kind: str, algorithm: Any) -> None:
-    def hashed(engine: Any) -> str:
-        fed = made(kind, algorithm(), engine=engine)
+@pytest.mark.parametrize("algorithm", [algorithms.FedAvg, algorithms.FedAvgPlus], ids=lambda method: method.__name__)
+def test_batching_never_changes_a_bit(kind: str, algorithm: Any) -> None:
+    def run_hash(engine: Any) -> str:
+        fed = make_federation(kind, algorithm(), engine=engine)
         assert fed.state.execution_mode == "stacked"
         return fed.fit(3, progress=False).hash()
 
-    whole = hashed(InProcess)
+    whole = run_hash(InProcess)
     assert all(
-        hashed(engine) == whole for engine in (partial(InProcess, max_parties=1), partial(BytesEngine, batch_count=2))
+        run_hash(engine) == whole for engine in (partial(InProcess, max_parties=1), partial(BytesEngine, batch_count=2))
     )
 
 
 @pytest.mark.filterwarnings("ignore:Party .* trains on real prices alone:descant.DescantWarning")
-def test_whose_prices_failed_is_told_alike_however_it_is_cut_or_stopped(
+def test_failed_synthetic_prices_are_reported_alike_under_batching_and_resume(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from descant.portfolio.price_augmentation import GeometricBrownianMotion
@@ -323,80 +323,82 @@ def test_whose_prices_failed_is_told_alike_however_it_is_cut_or_stopped(
 
     monkeypatch.setattr(GeometricBrownianMotion, "draw", draw)
 
-    def told(fed: Federation) -> list[Any]:
+    def real_only_entries(fed: Federation) -> list[Any]:
         return [entry.get("real_only", {}) for entry in fed.history_]
 
-    whole = told(made().fit(5, progress=False))
+    whole = real_only_entries(make_federation().fit(5, progress=False))
     assert {} in whole and {"4": 2.0} in whole  # the second desk with Brownian motion
     for engine in (partial(InProcess, max_parties=1), partial(BytesEngine, batch_count=2)):
-        assert told(made(engine=engine).fit(5, progress=False)) == whole
-    made().fit(2, progress=False).save(tmp_path / "run")
-    assert told(made().load(tmp_path / "run").fit(3, progress=False)) == whole
+        assert real_only_entries(make_federation(engine=engine).fit(5, progress=False)) == whole
+    make_federation().fit(2, progress=False).save(tmp_path / "run")
+    assert real_only_entries(make_federation().load(tmp_path / "run").fit(3, progress=False)) == whole
 
 
 @pytest.mark.parametrize("execution_mode", ["single", "looped"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_by_one_desks_learn_what_they_learn_in_a_stack(kind: str, execution_mode: str) -> None:
-    def rows(way: str) -> Tensor:
-        fed = made(kind)
-        fed.state = replace(fed.state, execution_mode=way)
+def test_every_execution_mode_matches_stacked_training(kind: str, execution_mode: str) -> None:
+    def rows(execution_mode: str) -> Tensor:
+        fed = make_federation(kind)
+        fed.state = replace(fed.state, execution_mode=execution_mode)
         return models(fed.fit(2, progress=False))
 
-    assert not torch.equal(rows("stacked")[0], made(kind).state.global_model)
+    assert not torch.equal(rows("stacked")[0], make_federation(kind).state.global_model)
     torch.testing.assert_close(rows(execution_mode), rows("stacked"), rtol=0, atol=1e-5)
 
 
-def test_desks_of_unlike_age_and_on_disk_are_the_same() -> None:
-    def hashed(**rest: Any) -> str:
-        return made(participation=3, **rest).fit(4, progress=False).hash()
+def test_batching_and_memory_budget_change_nothing_under_partial_participation() -> None:
+    def run_hash(**rest: Any) -> str:
+        return make_federation(participation=3, **rest).fit(4, progress=False).hash()
 
-    assert hashed() == hashed(engine=partial(BytesEngine, batch_count=3)) == hashed(memory_budget=0)
+    assert run_hash() == run_hash(engine=partial(BytesEngine, batch_count=3)) == run_hash(memory_budget=0)
 
 
 def test_every_desk_pays_its_own_cost(tmp_path: Path) -> None:
-    """Whoever stands beside, a desk learns and earns as it does among those who pay as much."""
+    """A desk learns and earns the same among desks with other costs as among desks with its own."""
     alike = [desks(4, cost=cost) for cost in (0.002, 0.0, 0.1)]
     mixed = parties.Population([alike[k % 3]._source(str(k)) for k in range(4)])
-    beside, *alone = (made("cnn", algorithms.Local(), people=one).fit(2, progress=False) for one in (mixed, *alike))
-    found, *expected = (backtest_federation(fed) for fed in (beside, *alone))
+    beside, *alone = (
+        make_federation("cnn", algorithms.Local(), population=one).fit(2, progress=False) for one in (mixed, *alike)
+    )
+    actual, *expected = (backtest_federation(fed) for fed in (beside, *alone))
     for k in range(4):
         assert torch.equal(models(beside)[k + 1], models(alone[k % 3])[k + 1])
         for part in ("growth", "uniform", "hold"):
-            assert np.array_equal(getattr(found, part)[k], getattr(expected[k % 3], part)[k])
+            assert np.array_equal(getattr(actual, part)[k], getattr(expected[k % 3], part)[k])
         assert beside.scores().personal.values[k] == alone[k % 3].scores().personal.values[k]
     assert beside.plot("portfolio", tmp_path / "value.png").exists()
 
 
-def test_worker_processes_do_the_same() -> None:
+def test_worker_processes_give_the_same_hash() -> None:
     processes = Processes(workers=2, threads=1)
     try:
-        people = partial(desks, augment=AUGMENT[:3])  # nobody hastens those who play there
-        fed = made(people=people, engine=processes)
+        population = partial(desks, augment=AUGMENT[:3])  # without "gan": its short training is not patched in there
+        fed = make_federation(population=population, engine=processes)
         fed.engine_.wait()  # type: ignore[attr-defined]
-        assert fed.fit(2, progress=False).hash() == made(people=people).fit(2, progress=False).hash()
+        assert fed.fit(2, progress=False).hash() == make_federation(population=population).fit(2, progress=False).hash()
     finally:
         processes.close()
 
 
-def test_what_was_saved_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    """In the middle of a year that was made up; what was held, and what the generators learned, goes on."""
-    whole = made().fit(4, progress=False)
-    made().fit(2, progress=False).save(tmp_path / "run")
-    again = made(people=desks()).load(tmp_path / "run")
+def test_resuming_from_a_checkpoint_equals_an_uninterrupted_run(tmp_path: Path) -> None:
+    """The run stops inside a synthetic year; weights and fitted generators are restored."""
+    whole = make_federation().fit(4, progress=False)
+    make_federation().fit(2, progress=False).save(tmp_path / "run")
+    again = make_federation(population=desks()).load(tmp_path / "run")
     assert again.fit(2, progress=False).hash() == whole.hash()
-    for name in "03":  # by Brownian motion, and by an adversarial network
+    for name in "03":  # Brownian motion and an adversarial network
         kept = again.engine_.party_states.get(name)
         assert kept["desk.weights"].shape == (len(desks()[name].prices) + 20, 4) and len(kept["desk.generator"])  # type: ignore[attr-defined]
     for other in (desks(cost=0.01), desks(augment=("gbm", "none", "gbm"))):
         with pytest.raises(Exception, match="saved by another federation: data"):
-            made(people=other).load(tmp_path / "run")
+            make_federation(population=other).load(tmp_path / "run")
 
 
 @pytest.mark.filterwarnings("ignore:.*:descant.DescantWarning")
-@pytest.mark.parametrize("name", [name for name, made in METHODS.items() if not made().loss_samples])
+@pytest.mark.parametrize("name", [name for name, make in METHODS.items() if not make().loss_samples])
 def test_every_method_merges_desks(name: str) -> None:
     class Policy(nn.Sequential):
-        """Any module with the right inputs and outputs; its layers are called as the methods call them."""
+        """A module with the inputs and outputs of a policy, and the layer names that the methods refer to."""
 
         def __init__(self) -> None:
             super().__init__(nn.Linear(44, 8), nn.ReLU(), nn.Linear(8, 5))
@@ -406,7 +408,7 @@ def test_every_method_merges_desks(name: str) -> None:
             return output
 
     fed = Federation(Policy, desks(3), METHODS[name](), solver=TRADER).fit(2, progress=False)
-    found = models(fed)
-    assert not fed.rejections_ and found.isfinite().all()
+    rows = models(fed)
+    assert not fed.rejections_ and rows.isfinite().all()
     if name not in ("Local", "L2GD"):
-        assert not torch.equal(found[0], fed.state.initial_model)
+        assert not torch.equal(rows[0], fed.state.initial_model)

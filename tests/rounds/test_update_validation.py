@@ -1,4 +1,4 @@
-"""Every report passes the gate: what is bad is refused with its reason, the others go on, the model stays whole."""
+"""Update validation: bad replies are rejected with a reason, the others count, the model stays finite."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ SHAPES = dict(zip(LAYOUT.names, LAYOUT.shapes, strict=True))
 
 def good(**changes: object) -> Reply:
     arrays = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    report = Reply("a", 3, "train", arrays=arrays, metrics={"samples": 10, "loss": 0.5})
-    return replace(report, **changes)  # type: ignore[arg-type]
+    reply = Reply("a", 3, "train", arrays=arrays, metrics={"samples": 10, "loss": 0.5})
+    return replace(reply, **changes)  # type: ignore[arg-type]
 
 
 def with_tensor(name: str, tensor: Tensor) -> Reply:
     return good(arrays={**good().arrays, name: tensor})
 
 
-def opened(**settings: Any) -> UpdateValidator:
-    gate = UpdateValidator(LAYOUT, {"a", "b", "c"}, **settings)
-    gate.expect([Task(party, 3, "train", arrays={}, settings={}) for party in "ab"], 3)
-    return gate
+def make_validator(**settings: Any) -> UpdateValidator:
+    validator = UpdateValidator(LAYOUT, {"a", "b", "c"}, **settings)
+    validator.expect([Task(party, 3, "train", arrays={}, settings={}) for party in "ab"], 3)
+    return validator
 
 
-def admit(report: Reply, gate: UpdateValidator | None = None) -> Rejection | None:
-    return (gate or opened()).validate(report, 3)
+def validate_reply(reply: Reply, validator: UpdateValidator | None = None) -> Rejection | None:
+    return (validator or make_validator()).validate(reply, 3)
 
 
-def spoilt(value: float) -> Tensor:
+def with_one_value(value: float) -> Tensor:
     tensor = torch.zeros(5, 6)
     tensor[2, 3] = value
     return tensor
@@ -57,12 +57,12 @@ def spoilt(value: float) -> Tensor:
 
 BAD: dict[str, tuple[Reply, str, str]] = {
     "NaN": (
-        with_tensor("0.weight", spoilt(math.nan)),
+        with_tensor("0.weight", with_one_value(math.nan)),
         "0.weight",
         "not finite: expected finite numbers, found 1 of 30",
     ),
-    "+Inf": (with_tensor("0.weight", spoilt(math.inf)), "0.weight", "the first inf"),
-    "-Inf": (with_tensor("0.weight", spoilt(-math.inf)), "0.weight", "the first -inf"),
+    "+Inf": (with_tensor("0.weight", with_one_value(math.inf)), "0.weight", "the first inf"),
+    "-Inf": (with_tensor("0.weight", with_one_value(-math.inf)), "0.weight", "the first -inf"),
     "shape": (
         with_tensor("0.weight", torch.zeros(6, 5)),
         "0.weight",
@@ -93,24 +93,24 @@ BAD: dict[str, tuple[Reply, str, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_report_is_refused_with_party_tensor_expected_and_found(name: str) -> None:
-    report, tensor, message = BAD[name]
-    refusal = admit(report)
-    assert refusal is not None
-    assert (refusal.party, refusal.round, refusal.tensor) == (report.party, report.round, tensor)
-    assert re.search(message, str(refusal)), str(refusal)
+def test_a_bad_reply_is_rejected_with_party_tensor_expected_and_found(name: str) -> None:
+    reply, tensor, message = BAD[name]
+    rejection = validate_reply(reply)
+    assert rejection is not None
+    assert (rejection.party, rejection.round, rejection.tensor) == (reply.party, reply.round, tensor)
+    assert re.search(message, str(rejection)), str(rejection)
 
 
 @pytest.mark.parametrize("samples", [0, -1, math.nan, math.inf, True, False, None, "10", 1.5, 10**30, [1]])
-def test_an_absurd_sample_count_is_refused(samples: object) -> None:
-    refusal = admit(good(metrics={"samples": samples}))
-    assert refusal is not None
-    assert "absurd sample count" in str(refusal)
+def test_an_absurd_sample_count_is_rejected(samples: object) -> None:
+    rejection = validate_reply(good(metrics={"samples": samples}))
+    assert rejection is not None
+    assert "absurd sample count" in str(rejection)
 
 
-@pytest.mark.parametrize("report", [good(), good(metrics={"samples": 10.0, "loss": -3.0, "reward": -1e9})])
-def test_a_good_report_passes_whatever_its_loss_or_reward(report: Reply) -> None:
-    assert admit(report) is None
+@pytest.mark.parametrize("reply", [good(), good(metrics={"samples": 10.0, "loss": -3.0, "reward": -1e9})])
+def test_a_good_reply_is_accepted_with_any_loss_or_reward(reply: Reply) -> None:
+    assert validate_reply(reply) is None
 
 
 @pytest.mark.parametrize(
@@ -134,49 +134,49 @@ def test_a_good_report_passes_whatever_its_loss_or_reward(report: Reply) -> None
         {"arrays": {"0.weight": [0.0]}},
     ],
 )
-def test_whatever_is_in_a_report_it_is_refused_and_not_raised(changes: dict[str, object]) -> None:
-    assert admit(good(**changes)) is not None
+def test_malformed_replies_are_rejected_without_raising(changes: dict[str, object]) -> None:
+    assert validate_reply(good(**changes)) is not None
 
 
-def test_a_replay_is_refused() -> None:
-    gate = opened()
-    assert admit(good(), gate) is None
-    refusal = admit(good(), gate)
-    assert refusal is not None and "replayed" in refusal.reason
-    assert admit(good(party="b"), gate) is None
+def test_a_replay_is_rejected() -> None:
+    validator = make_validator()
+    assert validate_reply(good(), validator) is None
+    rejection = validate_reply(good(), validator)
+    assert rejection is not None and "replayed" in rejection.reason
+    assert validate_reply(good(party="b"), validator) is None
 
 
-def test_an_algorithm_may_allow_staleness_and_replays_are_found_all_the_same() -> None:
-    gate = UpdateValidator(LAYOUT, {"a"}, max_staleness=2)
+def test_max_staleness_accepts_late_replies_and_still_rejects_replays() -> None:
+    validator = UpdateValidator(LAYOUT, {"a"}, max_staleness=2)
     for round in (1, 2, 3):
-        gate.expect([Task("a", round, "train", arrays={}, settings={})], round)
+        validator.expect([Task("a", round, "train", arrays={}, settings={})], round)
     late = good(round=1)
-    assert gate.validate(late, 3) is None
-    refusal = gate.validate(late, 3)
-    assert refusal is not None and "replayed" in refusal.reason
-    gate.expect([], 4)
-    older = gate.validate(late, 4)
+    assert validator.validate(late, 3) is None
+    rejection = validator.validate(late, 3)
+    assert rejection is not None and "replayed" in rejection.reason
+    validator.expect([], 4)
+    older = validator.validate(late, 4)
     assert older is not None and str(older).endswith("stale: expected rounds 2 to 4, found round 1")
-    assert gate.validate(good(round=2), 4) is None
+    assert validator.validate(good(round=2), 4) is None
 
 
-def test_a_private_tensor_is_refused() -> None:
-    refusal = admit(good(), opened(private_layers=("2.weight",)))
-    assert refusal is not None
-    assert (refusal.tensor, refusal.reason) == ("2.weight", "private tensor")
+def test_a_private_tensor_is_rejected() -> None:
+    rejection = validate_reply(good(), make_validator(private_layers=("2.weight",)))
+    assert rejection is not None
+    assert (rejection.tensor, rejection.reason) == ("2.weight", "private tensor")
 
 
 Fault = Callable[[Reply], Sequence[Reply]]
 
 
-def poisoned(report: Reply) -> Sequence[Reply]:
-    if report.party != "1":
-        return [report]
-    return [replace(report, arrays={name: torch.full_like(t, math.nan) for name, t in report.arrays.items()})]
+def poisoned(reply: Reply) -> Sequence[Reply]:
+    if reply.party != "1":
+        return [reply]
+    return [replace(reply, arrays={name: torch.full_like(t, math.nan) for name, t in reply.arrays.items()})]
 
 
-def twice(report: Reply) -> Sequence[Reply]:
-    return [report, report]
+def twice(reply: Reply) -> Sequence[Reply]:
+    return [reply, reply]
 
 
 def run(fault: Fault | None, absent: tuple[str, ...] = (), rounds: int = 3) -> Federation:
@@ -190,11 +190,11 @@ def run(fault: Fault | None, absent: tuple[str, ...] = (), rounds: int = 3) -> F
         return fed.fit(rounds, progress=False)
 
 
-def test_the_round_goes_on_without_the_refused_as_if_they_had_been_absent() -> None:
+def test_a_round_treats_rejected_parties_as_absent() -> None:
     fed = run(poisoned)
     without = run(None, absent=("1",))
-    assert fed.hash() == without.hash()  # no trace in any model or memory either
-    assert [refusal.party for refusal in fed.rejections_] == ["1", "1", "1"]
+    assert fed.hash() == without.hash()  # the same models and party states
+    assert [rejection.party for rejection in fed.rejections_] == ["1", "1", "1"]
     assert fed.rejections_[0].tensor == "0.weight"
 
 
@@ -204,12 +204,12 @@ def test_a_replay_changes_nothing() -> None:
     assert len(fed.rejections_) == 15
 
 
-def test_a_refusal_is_told_once() -> None:
+def test_rejections_warn_once() -> None:
     engine = partial(BytesEngine, tamper=poisoned)
     fed = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4, engine=engine)
-    with pytest.warns(DescantWarning, match=r"1 of 5 replies were rejected, the first: round 1, party '1'") as told:
+    with pytest.warns(DescantWarning, match=r"1 of 5 replies were rejected, the first: round 1, party '1'") as caught:
         fed.fit(3, progress=False)
-    assert len(told) == 1 and len(fed.rejections_) == 3
+    assert len(caught) == 1 and len(fed.rejections_) == 3
     again = Federation(
         network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4, engine=engine
     )
@@ -217,7 +217,7 @@ def test_a_refusal_is_told_once() -> None:
 
 
 class Late(BytesEngine):
-    """The answers of party 1 come a round late, before those of the round."""
+    """An engine that returns the replies of party 1 a round late, before those of the round."""
 
     ready: tuple[Reply, ...] = ()
     held: tuple[Reply, ...] = ()
@@ -228,14 +228,14 @@ class Late(BytesEngine):
         self.held = ()
 
     def collect(self, timeout: float) -> list[Reply]:
-        reports = super().collect(timeout)
+        replies = super().collect(timeout)
         late = self.ready
         self.ready = ()
-        self.held += tuple(report for report in reports if report.party == "1")
-        return [*late, *(report for report in reports if report.party != "1")]
+        self.held += tuple(reply for reply in replies if reply.party == "1")
+        return [*late, *(reply for reply in replies if reply.party != "1")]
 
 
-def test_a_late_answer_counts_where_the_algorithm_allows_it_and_does_not_end_the_wait() -> None:
+def test_a_late_reply_counts_only_within_max_staleness() -> None:
     def run_late(staleness: int) -> Federation:
         algorithm = replace(algorithms.FedAvg(), max_staleness=staleness)
         fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=1, batch=4, engine=Late)
@@ -244,22 +244,22 @@ def test_a_late_answer_counts_where_the_algorithm_allows_it_and_does_not_end_the
             return fed.fit(3, progress=False)
 
     strict = run_late(0)
-    patient = run_late(1)
+    tolerant = run_late(1)
     assert [entry["accepted"] for entry in strict.history_] == [4, 4, 4]
-    assert {refusal.reason.split(":")[0] for refusal in strict.rejections_} == {"lost", "stale"}
-    assert [entry["accepted"] for entry in patient.history_] == [4, 5, 5]
+    assert {rejection.reason.split(":")[0] for rejection in strict.rejections_} == {"lost", "stale"}
+    assert [entry["accepted"] for entry in tolerant.history_] == [4, 5, 5]
 
 
-def test_what_is_left_of_a_broken_round_does_not_reach_the_next() -> None:
-    """An interrupt between two pieces of a round: the engine drops the rest, and the run goes on as before."""
+def test_leftovers_of_an_interrupted_round_do_not_reach_the_next() -> None:
+    """After an interrupt between two batches, the engine drops the rest of the round and the run continues."""
 
-    def made() -> Federation:
+    def make_federation() -> Federation:
         engine = partial(InProcess, max_parties=2)
         return Federation(
             network(), classification_parties(5), algorithms.FedAvgPlus(), lr=0.1, steps=2, batch=4, engine=engine
         )
 
-    fed = made().fit(1, progress=False)
+    fed = make_federation().fit(1, progress=False)
     collect = fed.engine_.collect
     calls = iter([0])
 
@@ -273,15 +273,15 @@ def test_what_is_left_of_a_broken_round_does_not_reach_the_next() -> None:
         fed.fit(1, progress=False)
     fed.engine_.collect = collect  # type: ignore[method-assign]
     assert fed.scores().names == fed.population.names
-    assert fed.fit(2, progress=False).hash() == made().fit(3, progress=False).hash()
+    assert fed.fit(2, progress=False).hash() == make_federation().fit(3, progress=False).hash()
     assert not fed.rejections_
 
 
-def all_bad(report: Reply) -> Sequence[Reply]:
-    return [replace(report, metrics={"samples": -1})]
+def all_bad(reply: Reply) -> Sequence[Reply]:
+    return [replace(reply, metrics={"samples": -1})]
 
 
-def test_a_round_in_which_all_are_refused_leaves_the_model_unchanged_and_says_so() -> None:
+def test_a_round_without_accepted_replies_warns_and_keeps_the_model() -> None:
     with pytest.warns(DescantWarning, match=r"Round 1: no reply was accepted: the model is unchanged .*absurd sample"):
         fed = run(all_bad, rounds=1)
     assert torch.equal(fed.state.global_model, fed.state.initial_model)
@@ -289,11 +289,11 @@ def test_a_round_in_which_all_are_refused_leaves_the_model_unchanged_and_says_so
     assert fed.history_[-1]["accepted"] == 0
 
 
-def huge(report: Reply) -> Sequence[Reply]:
-    return [replace(report, arrays={name: torch.full_like(t, 3e38) for name, t in report.arrays.items()})]
+def huge(reply: Reply) -> Sequence[Reply]:
+    return [replace(reply, arrays={name: torch.full_like(t, 3e38) for name, t in reply.arrays.items()})]
 
 
-def test_finite_reports_whose_aggregate_is_not_leave_the_model_unchanged() -> None:
+def test_a_non_finite_aggregate_leaves_the_model_unchanged() -> None:
     engine = partial(BytesEngine, tamper=huge)
     algorithm = replace(algorithms.FedAvg(), server_update=ServerStep(2.0))
     fed = Federation(network(), classification_parties(5), algorithm, lr=0.1, steps=1, batch=4, engine=engine)
@@ -302,15 +302,15 @@ def test_finite_reports_whose_aggregate_is_not_leave_the_model_unchanged() -> No
     assert torch.equal(fed.state.global_model, fed.state.initial_model)
 
 
-def hostile(report: Reply) -> Sequence[Reply]:
-    """Two of five parties send finite nonsense, which the gate lets through: it is the centre's work."""
-    if report.party not in ("3", "4"):
-        return [report]
-    return [replace(report, arrays={name: torch.full_like(t, 1e4) for name, t in report.arrays.items()})]
+def hostile(reply: Reply) -> Sequence[Reply]:
+    """Let two of five parties send huge finite values, which validation accepts and the aggregator must resist."""
+    if reply.party not in ("3", "4"):
+        return [reply]
+    return [replace(reply, arrays={name: torch.full_like(t, 1e4) for name, t in reply.arrays.items()})]
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "RFA", "CoordinateMedian", "FedGeoMedPlus", "FedCoMedPlus"])
-def test_medians_stand_up_to_forty_percent_of_hostile_parties_and_the_mean_does_not(name: str) -> None:
+def test_medians_resist_40_percent_hostile_parties_and_the_mean_does_not(name: str) -> None:
     algorithm = replace(METHODS[name](), compute_weights=uniform_weights)
 
     def center(fault: Fault | None) -> torch.Tensor:
@@ -322,23 +322,25 @@ def test_medians_stand_up_to_forty_percent_of_hostile_parties_and_the_mean_does_
     assert moved > 1e3 if name == "FedAvg" else moved < 2
 
 
-def extreme(report: Reply) -> Sequence[Reply]:
+def extreme(reply: Reply) -> Sequence[Reply]:
     losses = {"0": math.inf, "1": -math.inf, "2": math.nan}
-    return [replace(report, metrics={**report.metrics, "loss": losses.get(report.party, 1.7e308)})]
+    return [replace(reply, metrics={**reply.metrics, "loss": losses.get(reply.party, 1.7e308)})]
 
 
-def test_metrics_may_be_anything_that_is_a_number() -> None:
+def test_any_numeric_loss_is_accepted() -> None:
     fed = run(extreme, rounds=2)
     assert [entry["accepted"] for entry in fed.history_] == [5, 5]
     assert fed.history_[-1]["loss"] == pytest.approx(1.7e308)
 
 
-def test_what_is_no_report_is_told_and_the_round_goes_on() -> None:
-    class Chatty(BytesEngine):
+def test_objects_that_are_no_replies_are_rejected_and_the_round_continues() -> None:
+    class Malformed(BytesEngine):
         def collect(self, timeout: float) -> list[Reply]:
             return [None, "x", {}, replace(good(), party=["1"]), *super().collect(timeout)]  # type: ignore[list-item, arg-type]
 
-    fed = Federation(network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4, engine=Chatty)
+    fed = Federation(
+        network(), classification_parties(5), algorithms.FedAvg(), lr=0.1, steps=1, batch=4, engine=Malformed
+    )
     with pytest.warns(DescantWarning, match="4 of 5 replies were rejected"):
         fed.fit(1, progress=False)
     assert fed.history_[-1]["accepted"] == 5
@@ -348,11 +350,11 @@ def test_what_is_no_report_is_told_and_the_round_goes_on() -> None:
     assert fed.hash() == plain.hash()
 
 
-def test_tensors_that_ask_for_gradients_are_as_good_as_others() -> None:
+def test_tensors_that_require_gradients_are_accepted() -> None:
     class Parameters(BytesEngine):
         def collect(self, timeout: float) -> list[Reply]:
-            found = super().collect(timeout)
-            return [replace(r, arrays={n: torch.nn.Parameter(t) for n, t in r.arrays.items()}) for r in found]
+            replies = super().collect(timeout)
+            return [replace(r, arrays={n: torch.nn.Parameter(t) for n, t in r.arrays.items()}) for r in replies]
 
     fed = Federation(
         network(), classification_parties(5), algorithms.FedAvgPlus(), lr=0.1, steps=1, batch=4, engine=Parameters
@@ -363,84 +365,86 @@ def test_tensors_that_ask_for_gradients_are_as_good_as_others() -> None:
     assert fed.fit(2, progress=False).hash() == plain.hash()
 
 
-def test_statistics_of_a_hostile_party_do_not_pass_a_robust_method() -> None:
+def test_robust_methods_resist_hostile_running_statistics() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3))
-    people = classification_parties(7).subset(["0", "1", "2", "3", "4"])
+    population = classification_parties(7).subset(["0", "1", "2", "3", "4"])
 
-    def spoiling(values: dict[str, float]) -> Fault:
-        def fault(report: Reply) -> Sequence[Reply]:
+    def with_statistics(values: dict[str, float]) -> Fault:
+        def fault(reply: Reply) -> Sequence[Reply]:
             bad = {name: torch.full((6,), value) for name, value in values.items()}
-            return [replace(report, arrays={**report.arrays, **bad}) if report.party == "4" else report]
+            return [replace(reply, arrays={**reply.arrays, **bad}) if reply.party == "4" else reply]
 
         return fault
 
     def center(algorithm: Algorithm, fault: Fault) -> dict[str, torch.Tensor]:
         engine = partial(BytesEngine, tamper=fault)
-        fed = Federation(model, people, algorithm, lr=0.1, steps=2, batch=4, engine=engine)
+        fed = Federation(model, population, algorithm, lr=0.1, steps=2, batch=4, engine=engine)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DescantWarning)
             return fed.fit(2, progress=False).global_model_.state_dict()
 
-    far = spoiling({"0.running_mean": 1e6})
+    far = with_statistics({"0.running_mean": 1e6})
     assert center(algorithms.FedAvg(), far)["0.running_mean"].abs().max() > 1e4
     for algorithm in (algorithms.RFA(), algorithms.FedGeoMedPlus(), algorithms.FedCoMedPlus()):
         assert center(algorithm, far)["0.running_mean"].abs().max() < 10
     for algorithm in (algorithms.FedAvg(), replace(algorithms.FedAvg(), reply_content="update")):
-        negative = center(algorithm, spoiling({"0.running_var": -1000.0}))
-        assert (negative["0.running_var"] > 0).all()  # refused at the gate
+        negative = center(algorithm, with_statistics({"0.running_var": -1000.0}))
+        assert (negative["0.running_var"] > 0).all()  # rejected by validation
 
 
-def test_a_party_that_cannot_be_evaluated_does_not_count_and_is_named() -> None:
-    def unable(report: Reply) -> Sequence[Reply]:
-        if report.kind != "evaluate":
-            return [report, report]
-        lost = report.party == "1"
-        return [replace(report, status="lost") if lost else replace(report, metrics={**report.metrics, "note": "abc"})]
+def test_a_party_that_cannot_be_evaluated_is_named_and_does_not_count() -> None:
+    def failed_evaluation(reply: Reply) -> Sequence[Reply]:
+        if reply.kind != "evaluate":
+            return [reply, reply]
+        lost = reply.party == "1"
+        return [replace(reply, status="lost") if lost else replace(reply, metrics={**reply.metrics, "note": "abc"})]
 
-    people = parties.digits(count=4, seed=0)
-    engine = partial(BytesEngine, tamper=unable)
-    fed = Federation(lambda: torch.nn.Linear(64, 10), people, algorithms.FedAvg(), lr=0.1, steps=1, engine=engine)
+    population = parties.digits(count=4, seed=0)
+    engine = partial(BytesEngine, tamper=failed_evaluation)
+    fed = Federation(lambda: torch.nn.Linear(64, 10), population, algorithms.FedAvg(), lr=0.1, steps=1, engine=engine)
     with pytest.warns(DescantWarning, match="Party '1' could not be evaluated and does not count: lost"):
         scores = fed.scores()
     assert [math.isnan(value) for value in scores.personal.values] == [False, True, False, False]
     assert torch.equal(fed.models_["1"].get_parameter("bias"), fed.global_model_.get_parameter("bias"))
 
 
-def silent(report: Reply) -> Sequence[Reply]:
-    return [] if report.party == "1" else [report]
+def silent(reply: Reply) -> Sequence[Reply]:
+    return [] if reply.party == "1" else [reply]
 
 
 def test_a_party_that_never_answers_is_lost_and_named() -> None:
     fed = run(silent, rounds=1)
-    assert [str(refusal) for refusal in fed.rejections_] == ["round 1, party '1': lost: no reply before the deadline"]
+    assert [str(rejection) for rejection in fed.rejections_] == [
+        "round 1, party '1': lost: no reply before the deadline"
+    ]
 
 
-def test_a_party_whose_data_fails_is_named_and_the_others_go_on() -> None:
-    people = classification_parties(5)
-    fed = Federation(network(), people, algorithms.FedAvg(), lr=0.1, steps=2, batch=4)
-    fed.state  # noqa: B018  it begins, and then
-    people["1"].y[:] = 99  # a label that the model does not know
+def test_a_party_whose_data_fails_is_named_and_the_others_continue() -> None:
+    population = classification_parties(5)
+    fed = Federation(network(), population, algorithms.FedAvg(), lr=0.1, steps=2, batch=4)
+    fed.state  # noqa: B018  creates the state before the data changes
+    population["1"].y[:] = 99  # a label beyond the classes of the model
     with pytest.warns(DescantWarning, match="party '1': error: .*99 is out of bounds"):
         fed.fit(1, progress=False)
-    assert [refusal.party for refusal in fed.rejections_] == ["1"]
+    assert [rejection.party for rejection in fed.rejections_] == ["1"]
     assert fed.history_[-1]["accepted"] == 4
 
 
-def test_a_party_that_diverged_forgets_it_and_can_come_back() -> None:
-    people = classification_parties(4)
-    fed = Federation(network(), people, algorithms.FedAvg(), solver=None, lr=0.1, steps=2, batch=4)
-    people["0"].x[:] = math.inf
+def test_a_party_that_diverged_is_accepted_once_its_data_is_finite() -> None:
+    population = classification_parties(4)
+    fed = Federation(network(), population, algorithms.FedAvg(), solver=None, lr=0.1, steps=2, batch=4)
+    population["0"].x[:] = math.inf
     with pytest.warns(DescantWarning, match="not finite"):
         fed.fit(1, progress=False)
-    assert [refusal.reason for refusal in fed.rejections_] == ["not finite"]
-    people["0"].x[:] = 1.0
+    assert [rejection.reason for rejection in fed.rejections_] == ["not finite"]
+    population["0"].x[:] = 1.0
     fed.fit(1, progress=False)
     assert fed.history_[-1]["accepted"] == 4
 
 
-def test_tensors_that_share_their_memory_travel_apart() -> None:
+def test_tensors_that_share_memory_are_serialized_separately() -> None:
     rows = torch.arange(6.0).view(2, 3)
     sent = Reply("a", 1, "train", arrays={"first": rows[0], "second": rows[1], "all": rows})
-    found = unpack(pack(sent), Reply).arrays
-    assert all(torch.equal(found[name], tensor) for name, tensor in sent.arrays.items())
+    received = unpack(pack(sent), Reply).arrays
+    assert all(torch.equal(received[name], tensor) for name, tensor in sent.arrays.items())
