@@ -1,6 +1,6 @@
 """Cost of the Ray engine compared with the in-process engine, and with 100,000 parties.
 
-Three measurements, in an environment that has Ray. First, W2 of `descant bench` (MLP 784-200-200-10, 100 parties, 10
+Three measurements, in an environment that has Ray. First, W2 of `scripts/bench` (MLP 784-200-200-10, 100 parties, 10
 per round, 20 steps of batch 32), one worker with one thread, in turns. Second, W2's model with Adam, all 100 parties
 per round, one step each, so that party state (1.6 MB each) dominates the transfers. Third, 10,000 and 100,000 parties
 with a small model, 1,000 per round, two workers, each in a new process, with the memory of the driver, the workers and

@@ -1,4 +1,4 @@
-"""Cost of recording per round: W1 of `descant bench` with FedGeoMed+, with and without a run folder, in turns.
+"""Cost of recording per round: W1 of `scripts/bench` with FedGeoMed+, with and without a run folder, in turns.
 
 python benchmarks/recording_cost.py [--rounds 600]        # half a minute, on one thread
 """

@@ -1,4 +1,4 @@
-"""Profile of a round: W1 of `descant bench` (logistic regression, 10 parties, 20 steps of batch 10).
+"""Profile of a round: W1 of `scripts/bench` (logistic regression, 10 parties, 20 steps of batch 10).
 
     python benchmarks/round_profile.py [--steps 20]        # a few seconds, on one thread
 

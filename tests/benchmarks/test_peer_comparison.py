@@ -1,4 +1,4 @@
-"""`descant bench`: equal work for all contestants, a row with a reason for each failure, and correct ratios."""
+"""`scripts/bench`: equal work for all contestants, a row with a reason for each failure, and correct ratios."""
 
 from __future__ import annotations
 
