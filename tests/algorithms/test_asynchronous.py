@@ -131,7 +131,7 @@ def test_staleness_discounts_are_those_of_the_papers() -> None:
 
 @pytest.mark.parametrize("reply_content", ["model", "update"])
 def test_one_step_of_fedasync_and_of_fedbuff_by_hand(reply_content: str) -> None:
-    """A reply that is 3 versions late moves the global model by α·s(3) of the way to it, or by η·s(3) of its update."""
+    """A reply 3 versions late moves the global model by α·s(3) of the way, or by η·s(3) of its update."""
     algorithm = FedAsync(0.5, rho=0.0) if reply_content == "model" else FedBuff(1, server_step=0.5)
     clock = VirtualClock({"0": 2.9, "1": 1.1, "2": 1.0, "3": 0.01, "4": 0.01})
     fed = make_federation(algorithm, clock)

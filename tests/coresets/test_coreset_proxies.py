@@ -621,7 +621,7 @@ WRONG: dict[str, tuple[Algorithm, dict[str, object], str]] = {
         "'vault' of Federation must be .*VaultLocation",
     ),
     "no vault there": (CoresetProxies(algorithms.FedAvg()), {"vault": VaultLocation("nowhere")}, "nowhere"),
-    "nobody to seal": (algorithms.FedAvg(), {"vault": VaultLocation("nowhere")}, "FedAvg has no coreset proxies"),
+    "no proxies": (algorithms.FedAvg(), {"vault": VaultLocation("nowhere")}, "FedAvg has no coreset proxies"),
 }
 
 

@@ -117,7 +117,7 @@ def test_choice_does_not_depend_on_units_or_origin(by: str) -> None:
 
 
 def radius(x: Tensor, y: Tensor, rows: object) -> float:
-    """How far a row is from the nearest chosen one of its class, at most."""
+    """Return the largest distance from a row to the nearest chosen row of its class."""
     far = torch.cdist(x.double(), x[rows].double())
     far[y[:, None] != y[rows]] = torch.inf
     return float(far.min(1).values.max())
@@ -347,7 +347,7 @@ def test_dropped_columns_neither_leave_nor_affect_the_choice(by: str, share: flo
         (Selection(share=float("nan")), "The 'share' of Selection"),
         (Selection(count=0), r"The 'count' of Selection must be a whole number >= 1\. Got 0"),
         (Selection(count=61), r"The 'count' of Selection is 61, and party 'a' has 60 rows\. Give at most that number"),
-        (Selection(method="k-centre"), "The 'method' of Selection must be one of 'uniform'"),
+        (Selection(method="k-medoid"), "The 'method' of Selection must be one of 'uniform'"),
         (Selection(space="inputs"), "The 'space' of Selection must be one of 'input', 'embedding', 'gradient'"),
         (Selection(drop_columns=(4,)), r"must name columns from 0 to 3, which party 'a' has\. Got 4"),
         (Selection(drop_columns=(-1,)), r"The 'drop_columns' of Selection must be a whole number >= 0\. Got -1"),
@@ -382,10 +382,10 @@ def test_preview_shows_every_row_that_would_leave() -> None:
     chosen = Selection(count=5, method="k-center", drop_columns=(0,)).choose(party, 0)
     table = coreset_preview(party, chosen, dropped_columns=(0,), max_values=2)
     assert table.columns == ("row", "label", "weight", "0", "1") and len(table.rows) == 5
-    for told in table.rows:
-        assert told["label"] == int(party.y[told["row"]])
-        assert told["0"] == 0 and told["1"] == float(party.x[told["row"], 1])
-    assert sum(told["weight"] for told in table.rows) == 200
+    for row in table.rows:
+        assert row["label"] == int(party.y[row["row"]])
+        assert row["0"] == 0 and row["1"] == float(party.x[row["row"], 1])
+    assert sum(row["weight"] for row in table.rows) == 200
     assert table.verdict == "5 of the 200 rows of party 'a' would leave (2.5 %)."
     assert table.notes == ("Columns 0 would not leave: they are 0 in the coreset.",)
     one = coreset_preview(party, Selection(count=1, method="k-center").choose(party, 0))
@@ -442,13 +442,13 @@ def test_draws_follow_the_weights(batch: int | None) -> None:
     assert ((found - expected).abs() <= 4 * error).all(), "within 4 standard errors, and never where the weight is 0"
 
 
-def trained(*people: Party) -> Tensor:
-    """What local training makes of parties; weights enter where a solver draws, whoever put them there."""
-    made = parties.from_arrays({p.name: (p.x, p.y) for p in people}, test=0)
-    for p in people:
-        made._cache[p.name] = p
+def trained(*members: Party) -> Tensor:
+    """Return the global model that parties train; solvers draw rows by the parties' weights."""
+    population = parties.from_arrays({p.name: (p.x, p.y) for p in members}, test=0)
+    for p in members:
+        population._cache[p.name] = p
     torch.manual_seed(0)
-    fed = Federation(nn.Linear(4, 3), made, algorithms.FedAvg(), solver=Sgd(lr=0.1, steps=30, batch=8), seed=0)
+    fed = Federation(nn.Linear(4, 3), population, algorithms.FedAvg(), solver=Sgd(lr=0.1, steps=30, batch=8), seed=0)
     fed.fit(2, progress=False)
     return fed.state.global_model
 

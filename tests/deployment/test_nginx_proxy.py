@@ -38,7 +38,7 @@ OK = b"the server has it"
 
 
 class Upstream(ThreadingHTTPServer):
-    """A stand-in for Flower's SuperLink that answers all requests and records them."""
+    """A fake of Flower's SuperLink that answers all requests and records them."""
 
     daemon_threads = True
 

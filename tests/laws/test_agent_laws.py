@@ -232,20 +232,20 @@ def test_periods_are_constant_decay_or_grow_within_the_total() -> None:
     samples = [scored.round.metrics["0"]["samples"] for scored in fed.rounds(3)]
     assert samples == [10, 20, 30]
     final_models = models(fed)
-    with pytest.warns(DescantWarning, match=r"Round 4: the total of 60 is done"):
+    with pytest.warns(DescantWarning, match=r"Round 4: the total of 60 is reached"):
         fed.fit(3, progress=False)
     assert [entry["work"] for entry in fed.history_] == [10, 20, 30, 0, 0, 0]
     assert torch.allclose(models(fed), final_models, rtol=1e-6)
     assert sum(period(58, 1.05, 12000).lengths()) == 12000 and period(1, 10.0, 10**6).lengths()[-1] == 888_889
     far = TuneContext(20_000, Hyper(0.1, 5), {}, feedback={}, global_model=torch.zeros(1), rng=np.random.default_rng(0))
     assert period(100, 1.05, total=500)(far).hyper.work == 0 and period(100, 0.9)(far).hyper.work == 1
-    with pytest.raises(SettingError, match=r"has grown beyond .* in round 20000. Give a 'total'"):
+    with pytest.raises(SettingError, match=r"each round exceeds .* in round 20000. Give a 'total'"):
         period(100, 1.05)(far)
     with pytest.raises(SettingError, match=r"A period of 100 is longer than the run of 50"):
         list(make_federation(DQN, algorithms.FedRL(period=100, total=50)).rounds(1))
     with pytest.raises(SettingError, match="'weights' of FedRL must be one of"):
         algorithms.FedRL("best")  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="go with a 'period'"):
+    with pytest.raises(SettingError, match="need a 'period'"):
         algorithms.FedRL(factor=2.0)
     with pytest.raises(SettingError, match=r"The 'period' of FedRL must be a whole number >= 1. Got 0"):
         algorithms.FedRL(period=0)

@@ -142,9 +142,9 @@ def test_no_policy_sees_a_price_before_its_day() -> None:
     desk: Any = desks()["0"]
     row = net.copy_initial_row() + 0.3 * torch.randn_like(net.copy_initial_row())
     day = 20
-    later = desk.test.copy()
+    later = desk.test_prices.copy()
     later[desk.window + day :] *= np.random.default_rng(0).uniform(0.5, 2, later[desk.window + day :].shape)
-    before, after = (backtest_models(net, [one], [row]) for one in (desk, replace(desk, test=later)))
+    before, after = (backtest_models(net, [one], [row]) for one in (desk, replace(desk, test_prices=later)))
     held = [path.weights[0] for path in (before, after)]
     assert np.array_equal(held[0][: day + 1], held[1][: day + 1]) and not np.allclose(
         held[0][day + 1], held[1][day + 1]

@@ -267,8 +267,8 @@ def test_noise_secret_survives_a_reset_of_the_local_state() -> None:
     fed = federation(LocalDP())
     (_, memory), *_ = perform_tasks(fed.plan_, tasks(fed)[:1], [{}])
     assert memory is not None
-    anew = [replace(task, settings={**task.settings, "reset": True}) for task in tasks(fed)[:1]]
-    (_, after), *_ = perform_tasks(fed.plan_, anew, [memory])
+    reset = [replace(task, settings={**task.settings, "reset": True}) for task in tasks(fed)[:1]]
+    (_, after), *_ = perform_tasks(fed.plan_, reset, [memory])
     assert after is not None and torch.equal(after["secret.noise"], memory["secret.noise"])
 
 

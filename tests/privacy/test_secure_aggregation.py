@@ -201,7 +201,7 @@ def test_server_receives_integers_and_no_single_model() -> None:
     fed.fit(1, progress=False)
     trained = [report for report in seen if report.kind == "train"]
     assert len(trained) == 6 and {t.dtype for report in trained for t in report.arrays.values()} == {torch.int64}
-    assert {*trained[0].metrics} == {"loss", "samples"}  # which are told
+    assert {*trained[0].metrics} == {"loss", "samples"}  # sent without masks
     assert math.isnan(fed.history_[-1]["jump"])
     with pytest.raises(DescantError, match="which secure aggregation hides"):
         interpolate(fed)
@@ -449,7 +449,9 @@ def test_party_with_a_lost_secret_declines_the_cohort(tmp_path: Path) -> None:
     assert [entry["accepted"] for entry in fed.history_] == [4, 0, 4]
 
 
-@pytest.mark.parametrize("change", ["another cohort", "another centre", "an old round", "one that came to nothing"])
+@pytest.mark.parametrize(
+    "change", ["another cohort", "another global model", "an old round", "one that came to nothing"]
+)
 def test_masks_of_a_round_hide_one_reply_only(tmp_path: Path, change: str) -> None:
     """Otherwise the difference of two sums, or of two replies under the same masks, would reveal one party."""
     transport = InMemoryTransport(silo_handlers(tmp_path))
@@ -467,16 +469,16 @@ def test_masks_of_a_round_hide_one_reply_only(tmp_path: Path, change: str) -> No
     center = {**last.arrays, "global_model": last.arrays["global_model"] + 1}
     asked = {
         "another cohort": _only(last, 3),
-        "another centre": replace(last, arrays=center),
+        "another global model": replace(last, arrays=center),
         "an old round": replace(tasks_by_round[1], settings={**tasks_by_round[1].settings, "work": 2}),
     }
-    assert unpack(handler.answer(pack(last)), Reply).status == "ok"  # the same letter, the same answer
+    assert unpack(handler.answer(pack(last)), Reply).status == "ok"  # the same task gets the same answer
     if change == "one that came to nothing":  # round 2 did not count, and round 3 failed
         lost = replace(last, round=3, settings={**last.settings, "cohort": None})
         assert (
             unpack(handler.answer(pack(lost)), Reply).status == "declined" and not handler.state.progress.pending_round
         )
-    report = unpack(handler.answer(pack(asked.get(change, asked["another centre"]))), Reply)
+    report = unpack(handler.answer(pack(asked.get(change, asked["another global model"]))), Reply)
     assert report.status == "declined" and ("hide one reply" in report.reason or "Stale" in report.reason)
 
 

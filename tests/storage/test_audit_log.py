@@ -198,7 +198,7 @@ def test_earlier_reader_detects_a_restored_log(original: dict[str, bytes], tmp_p
     write_files(tmp_path, old[AUDIT_LOG], old[AUDIT_HEAD])
     with pytest.raises(StateError, match=r"have gone back from line 10 to 9"):
         audit.catch_up()
-    assert read(tmp_path, SECRET) == N  # an older copy of all is as good as new to everybody else
+    assert read(tmp_path, SECRET) == N  # without the newer head, an older copy of all files looks valid
     os.truncate(tmp_path / AUDIT_LOG, 5)
     write_files(
         tmp_path,

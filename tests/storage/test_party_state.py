@@ -44,7 +44,7 @@ def test_a_store_is_a_dictionary_whatever_its_budget(steps: list[tuple[str, int,
         for name, number in expected.items():
             assert torch.equal(store.get(name)["w"], torch.full((4,), number))
         assert store.memory_bytes <= max(budget, 36)
-    assert store.get("nobody") == {}
+    assert store.get("unknown") == {}
 
 
 Moves = st.tuples(

@@ -33,7 +33,7 @@ from test_deployment_in_memory import (
 )
 from toy_problems import METHODS, classification_parties, network
 
-STAND_INS = {"late": lambda: algorithms.FedBuff(2), "everybody": lambda: METHODS["FedPlus, over all"]()}
+EXTRA_METHODS = {"late": lambda: algorithms.FedBuff(2), "over all": lambda: METHODS["FedPlus, over all"]()}
 
 
 @pytest.fixture
@@ -72,10 +72,10 @@ def test_replies_beyond_the_budget_go_to_files_and_change_nothing(
     assert_same_models(fed, simulated_federation(recipe_for(method), 3))
 
 
-@pytest.mark.parametrize("name", [*METHODS, *STAND_INS])
+@pytest.mark.parametrize("name", [*METHODS, *EXTRA_METHODS])
 def test_spilled_stacks_give_the_same_hash_for_every_method(mapped: list[int], name: str) -> None:
     def hashed(budget: int) -> str:
-        make = {**METHODS, **STAND_INS}[name]
+        make = {**METHODS, **EXTRA_METHODS}[name]
         solver = Sgd(lr=0.05, steps=2, batch=4)
         return (
             Federation(network(), classification_parties(5), make(), solver=solver, memory_budget=budget)

@@ -224,17 +224,16 @@ def test_unopenable_coresets_are_not_encrypted() -> None:
 
 
 def test_party_encrypts_only_for_the_expected_fingerprint(vault: Vault) -> None:
-    told = key_fingerprint(KEY.public)
+    fingerprint = key_fingerprint(KEY.public)
     invitation = vault.invite("north")
-    assert (
-        read_coreset_header(encrypt_coreset(invitation, b"rows", "run", party="north", expected_fingerprint=told)).vault
-        == KEY.public.hex()
-    )
+    encrypted = encrypt_coreset(invitation, b"rows", "run", party="north", expected_fingerprint=fingerprint)
+    assert read_coreset_header(encrypted).vault == KEY.public.hex()
     swapped = invitation._replace(public_keys=PrivateKey.new().public + invitation.public_keys[32:])
+    swapped_fingerprint = key_fingerprint(swapped.public_keys)
     with pytest.raises(
-        VaultError, match=rf"asked to encrypt for vault {key_fingerprint(swapped.public_keys)}, and expects .*{told}"
+        VaultError, match=rf"asked to encrypt for vault {swapped_fingerprint}, and expects .*{fingerprint}"
     ):
-        encrypt_coreset(swapped, b"rows", "run", party="north", expected_fingerprint=told)
+        encrypt_coreset(swapped, b"rows", "run", party="north", expected_fingerprint=fingerprint)
 
 
 def test_a_key_shows_nothing_of_itself(tmp_path: Path) -> None:
@@ -272,7 +271,7 @@ def test_lost_key_error_names_what_is_lost_and_what_is_not(tmp_path: Path, monke
     monkeypatch.setattr(sys, "stdin", None)
     for file in (tmp_path / "gone", None):
         with pytest.raises(
-            VaultError, match=r"nobody can open its coresets: .* encrypted new ones .* models .* not lost"
+            VaultError, match=r"no one can open its coresets: .* encrypted new ones .* models .* not lost"
         ):
             read_key(file)
 
@@ -473,8 +472,8 @@ def test_foreign_or_older_coresets_are_rejected_and_logged(vault: Vault, tmp_pat
                 keeper.store("north", ciphertext)
             last = events(vault)[-1]
             assert (last["event"], last["party"]) == ("rejected", "north") and len(last["digest"]) == 64
-    with pytest.raises(VaultError, match="Party 'nobody' was not invited"):
-        vault.store("nobody", first)
+    with pytest.raises(VaultError, match="Party 'unknown' was not invited"):
+        vault.store("unknown", first)
     assert vault.open("north", 9, EXPECTED).y.tolist() == [3, 7] and vault.parties()[0].generation == 8
     assert sum(event["event"] in ("sealed", "refreshed") for event in events(vault)) == 2
 
@@ -505,7 +504,7 @@ def test_coreset_changed_or_restored_on_disk_is_detected(vault: Vault) -> None:
     with pytest.raises(VaultError, match=r"cannot be read: No such file"):
         vault.open("north", 1, EXPECTED)
     next(vault.folder.rglob("key")).unlink()
-    with pytest.raises(VaultError, match=r"Nobody can open what the party has encrypted: forget the party"):
+    with pytest.raises(VaultError, match=r"No one can open what the party has encrypted: forget the party"):
         vault.invite("north")
 
 
@@ -554,12 +553,12 @@ def test_manifest_with_another_run_or_key_is_rejected(vault: Vault, what: str) -
     file = vault.folder / "vault.json"
     about = json.loads(file.read_bytes())
     file.write_text(json.dumps({**about, what: "run 8" if what == "run" else PrivateKey.new().public.hex()}))
-    told = (
+    difference = (
         "the run 'run 8', and the first line of .* 'run 7'"
         if what == "run"
         else f"the vault .*{key_fingerprint(KEY.public)}"
     )
-    with pytest.raises(StateError, match=f"vault.json names {told}"):
+    with pytest.raises(StateError, match=f"vault.json names {difference}"):
         Vault(vault.folder)
 
 
@@ -694,8 +693,8 @@ def test_forgetting_is_logged_with_its_user_first(vault: Vault) -> None:
     with inject_faults(3), suppress(SimulatedCrash):  # two writes for its line, and one for the head
         Vault(vault.folder, None, "operator").forget("north")
     Vault(vault.folder, KEY, "worker").parties()
-    told = [(event["event"], event["who"]) for event in events(vault)]
-    assert told[-2:] == [("forgetting", "operator"), ("forgotten", "worker")]
+    logged = [(event["event"], event["who"]) for event in events(vault)]
+    assert logged[-2:] == [("forgetting", "operator"), ("forgotten", "worker")]
 
 
 @pytest.mark.parametrize("line", [0, 1, 2])
@@ -731,8 +730,8 @@ def test_restored_copy_of_a_forgotten_entry_is_detected_and_destroyed(vault: Vau
         vault.forget("north")
     vault.forget("south")
     assert vault.verify().coresets == 1 and len(list((vault.folder / "parties").iterdir())) == 1
-    told = [(event["event"], event["party"]) for event in events(vault)[-5:-1]]
-    assert told == [(event, party) for party in ("north", "south") for event in ("forgetting", "forgotten")]
+    logged = [(event["event"], event["party"]) for event in events(vault)[-5:-1]]
+    assert logged == [(event, party) for party in ("north", "south") for event in ("forgetting", "forgotten")]
 
 
 State = tuple[str, int | None, int]
@@ -855,7 +854,7 @@ def test_vault_command_errors_are_one_sentence(tmp_path: Path, monkeypatch: pyte
         (("init", tmp_path / "new", "--key", tmp_path / "no" / "key"), "cannot be written"),
         (("init", tmp_path, "--key", tmp_path.parent / "k"), "Give a new or an empty folder"),
         (("list", tmp_path), "holds no vault: there is no vault.json in it"),
-        (("verify", folder, "--key", tmp_path / "gone"), "nobody can open its coresets"),
+        (("verify", folder, "--key", tmp_path / "gone"), "no one can open its coresets"),
         (("verify", folder, "--key", tmp_path / "open"), "chmod 600"),
         (("verify", folder, "--key", tmp_path / "other"), "This is the key of the vault"),
         (("verify", folder, "--anchor", "7"), "--anchor must be LINE:SEAL"),

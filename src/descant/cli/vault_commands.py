@@ -41,7 +41,7 @@ def init(
 
     Its private key is written to the file of --key, readable by you alone, or comes from DESCANT_VAULT_KEY. Only the
     worker that trains coreset proxies needs it. Tell the parties the vault's fingerprint by telephone or on paper: with
-    it they check that they encrypt for this vault and for nobody else.
+    it they check that they encrypt for this vault and no other.
     """
     with handle_errors():
         from ..storage.vault.private_keys import key_fingerprint
@@ -128,7 +128,7 @@ def forget(
     """Destroy the key and the coreset of PARTY in DIR.
 
     It is logged, needs no private key and cannot be undone. Afterward no copy of the party's coreset can be opened,
-    unless somebody has copies of both the party's key from DIR/parties and the vault's private key. What models have
+    unless someone has copies of both the party's key from DIR/parties and the vault's private key. What models have
     learned stays in them.
     """
     with handle_errors():

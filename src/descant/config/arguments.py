@@ -81,7 +81,9 @@ def parameter_types(factory: Callable[..., Any]) -> dict[str, Any]:
 
 
 def matches_type(value: Any, hint: Any) -> bool:
-    """Return whether a value has a type, as far as that can be checked; an integer is a number, a bool is not.
+    """Return whether a value has a type, as far as that can be checked.
+
+    An integer is a number; a bool is not.
 
     >>> matches_type(1, float), matches_type(True, float), matches_type("a", int)
     (True, False, False)

@@ -38,7 +38,7 @@ def check_shape(tables: Mapping[str, Any], name: str) -> None:
 
 
 def check_quick_and_sweep(tables: Mapping[str, Any]) -> None:
-    """Raise unless every key of [quick] is a part of a recipe, and every value of [sweep] a list that is not empty."""
+    """Raise unless [quick] has only parts of a recipe, and every value of [sweep] is a non-empty list."""
     parts = [name for name in (*TABLES, "methods", "wrap") if name != "quick"]
     for key in tables.get("quick", {}):
         if key not in parts:

@@ -53,7 +53,7 @@ def with_deposited_rows(party_state: NamedTensors, rows: Tensor | None) -> Named
 
 
 def expected_coreset(plan: Plan, samples: int) -> ExpectedCoreset:
-    """Return the properties required of the coreset of a party with so many samples."""
+    """Return the properties required of the coreset of a party with `samples` samples."""
     from ..storage.vault.coreset_rows import CoresetLimit, ExpectedCoreset
 
     selection = proxy_settings(plan).selection

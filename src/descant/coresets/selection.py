@@ -86,7 +86,7 @@ def herding_rows(space: FeatureSpace, count: int, rng: np.random.Generator) -> W
 
 
 def _herd_class(points: Tensor, count: int) -> RowIndices:
-    """Return argmin over rows z of |mean - (s + z) / k|² for k = 1, 2, …, where s is the sum of the earlier ones."""
+    """Return argmin_z |mean - (s + z) / k|² for k = 1, 2, …, with s the sum of earlier rows."""
     squares = points.square().sum(1)
     mean = points.mean(0, dtype=torch.float64)
     residual = torch.zeros_like(mean)

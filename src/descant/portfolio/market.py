@@ -59,7 +59,10 @@ class Market:
 
     @property
     def relatives(self) -> Array:
-        """Prices over those of the day before, ``[T - 1, N]``; row t goes from the close of day t to the next."""
+        """Prices over those of the day before, ``[T - 1, N]``.
+
+        Row t goes from the close of day t to the next.
+        """
         return self.prices[1:] / self.prices[:-1]
 
     def between(self, first: str | int, last: str | int) -> Market:

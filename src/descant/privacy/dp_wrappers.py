@@ -40,7 +40,7 @@ def CentralDP(
 ) -> Algorithm:
     """Wrap a method that averages: noise on its mean gives (ε, δ)-differential privacy of a whole party.
 
-    The server is trusted: it sees every party's model, and so do readers of its records. To everybody else, even to all
+    The server is trusted: it sees every party's model, and so do readers of its records. To anyone else, even to all
     other parties together, only the sequence of global models is released. What a party keeps for itself (its personal
     model in Fed+, private layers, Ditto's columns) goes to the server at most. So personalization costs no privacy.
 

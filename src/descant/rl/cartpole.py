@@ -25,7 +25,7 @@ _UNUSUAL_FACTOR = 1e3  # physics this many times the default may overflow
 
 @dataclass(frozen=True)
 class CartPole:
-    """A pole on a cart that is pushed to the left (0) or to the right (1); the reward is 1 per step.
+    """A pole on a cart that is pushed left (0) or right (1), with a reward of 1 per step.
 
     >>> CartPole(length=1.0).name
     'CartPole-v1'

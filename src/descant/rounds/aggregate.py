@@ -147,8 +147,9 @@ def _dp_denominator(plan: Plan, asked_count: int) -> float:
 
 
 def noisy_mean(plan: Plan, state: State, models: Tensor, denominator: float) -> AggregateResult:
-    """Return w̃ + (Σ clipped updates + noise)/K; a missing reply is no change, so a party moves it by at most C/K.
+    """Return w̃ + (Σ clipped updates + noise)/K.
 
+    A missing reply counts as no change, so a party moves the result by at most C/K.
     McMahan et al. (2018), Algorithm 1, with a fixed denominator.
     """
     privacy = plan.algorithm.privacy

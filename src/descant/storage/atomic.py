@@ -108,7 +108,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def open_no_follow(file: Path, flags: int, mode: int = 0o666) -> int:
-    """Open a file for writing; never follow a link, which may lead to somebody else's file."""
+    """Open a file for writing; never follow a link, which may lead to another user's file."""
     try:
         return os.open(file, flags | _NO_FOLLOW, mode)
     except OSError as error:

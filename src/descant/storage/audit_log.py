@@ -16,7 +16,7 @@ cannot forge an older line. Each line carries a mark, a digest of the secret bef
   head was rewritten as well;
 - with the key: that case, too;
 - not: a whole folder restored from an older copy (compare the last line with a note of it that is kept elsewhere), nor
-  false lines added at the end by somebody who may write to the folder.
+  false lines added at the end by someone who may write to the folder.
 
 The head distinguishes a last line that a kill cut short from a damaged one. A line counts once the head has it. Only
 what lies behind such lines is ever cut off, and the log then says so.
@@ -42,7 +42,7 @@ from .event_log import LOG_START, EventLog, LogContent, LogLine
 AUDIT_LOG = "audit.jsonl"
 AUDIT_HEAD = "audit.head"
 CUSTODY_EVENTS = ("invited", "sealed", "refreshed", "forgetting", "forgotten")  # they change what is held of a party
-_ADVICE = "Somebody or something changed it after it was written: find out who, and compare with a copy. "
+_ADVICE = "It was changed after it was written: find out by whom, and compare with a copy. "
 _VAULT_CONSEQUENCE = "The vault is not used until it is restored; the run and its models are not concerned."
 _PARSE_ERRORS = (ValueError, TypeError, KeyError, RecursionError)
 _EARLIER_HEAD_FIELDS = {"n", "seal", "secret"}  # of an earlier version of Descant
@@ -131,7 +131,7 @@ class AuditLog:
                 f"Line {found.last.number + 1} of {self._file} is damaged or missing: {head.n} were written."
             )
         if ahead > 1:
-            raise self._damage_error(f"Line {head.n + 1} of {self._file} and what follows was added by somebody else.")
+            raise self._damage_error(f"Line {head.n + 1} of {self._file} and what follows was added by someone else.")
         self._check_chain(found, head)
         if ahead == 1:  # a kill came between the line and the head
             head = head.advance(found.last.chain_hash)

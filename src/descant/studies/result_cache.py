@@ -51,7 +51,7 @@ class ResultCache:
             return train()
         try:
             file = self.folder / f"{cache_key(federation, rounds, points)}.json"
-        except SettingError as error:  # it could not be told apart from another training
+        except SettingError as error:  # its cache key could equal that of another training
             warnings.warn(f"These trainings are not kept for a restart. {error}", DescantWarning, stacklevel=2)
             return train()
         if file.exists():

@@ -54,7 +54,7 @@ _USED_METRIC = "used"  # the share of the models that were usable
 
 MIN_REWARD = -1.0  # ours: the lowest reward with a guard; the highest possible is 1
 PRECISION_GROWTH = 4.0  # ours: the factor on the precision after a collapse
-MAX_SILENT_ROUNDS = 3  # ours: after so many rounds without a loss from any client, the model sent counts as broken
+MAX_SILENT_ROUNDS = 3  # ours: rounds without a loss from any client after which the model sent counts as broken
 
 
 @dataclass(frozen=True)

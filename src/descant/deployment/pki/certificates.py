@@ -1,6 +1,6 @@
 """Keys and certificates: the federation's own authority, the server's certificate, and one for each party.
 
-Nobody else uses the authority, so its certificates are exactly those that the server operator has issued. Its
+No other federation uses the authority, so its certificates are exactly those that the server operator has issued. Its
 revocation list expires with the authority: a list that expired earlier would lock out every party.
 """
 
@@ -29,7 +29,7 @@ REVOCATION_FILE = "revoked.pem"  # files in a folder of keys: ca.crt, ca.key, ..
 _CLOCK_SKEW = timedelta(hours=1)  # certificates are valid from before now, because clocks differ
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _KEY_LOST = (
-    "Without the authority's key nobody can be invited or revoked: restore it from a backup, or make a new server."
+    "Without the authority's key no party can be invited or revoked: restore it from a backup, or make a new server."
 )
 _PARSE_ERRORS = (ValueError, TypeError, UnsupportedAlgorithm)
 

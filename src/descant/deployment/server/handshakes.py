@@ -76,7 +76,7 @@ class HandshakeTransport:
         self._accepted: set[str] = set()
         self.data_descriptions: dict[str, Mapping[str, Any]] = {}
         self.common_form: Mapping[str, Any] = {}  # fields that every party must share, once the training has begun
-        self.notified: set[str] = set()  # parties that were told that the training is over
+        self.notified: set[str] = set()  # parties that were notified of the end of the training
         self.forgotten: dict[str, str] = {}  # by party that asked to be forgotten and has not rejoined: the reason
 
     def connected_parties(self) -> dict[str, str]:

@@ -22,7 +22,7 @@ _WRITE_INTERVAL = 10.0  # seconds after which the file is rewritten for the time
 _CONNECTED = "connected"
 _DISCONNECTED = "disconnected"
 _LEFT = "left"
-_FINISHED = "finished"  # it was told that the training is over and has its models
+_FINISHED = "finished"  # it was notified of the end of the training and has its models
 
 
 @dataclass(frozen=True)

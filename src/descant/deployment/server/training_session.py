@@ -3,7 +3,7 @@
     folder/party_descriptions.json    the parties of the training, and the description of each one's data
     folder/training/                  the run (see `tracking`)
     folder/global_model.safetensors   the final global model, by the names of its state_dict
-    folder/notified_parties.json      the parties that were told that the training is over
+    folder/notified_parties.json      the parties notified of the end of the training
 
 A party that was invited before the training began is part of it from the first round and may connect late; until then
 it counts with one sample. A party that is invited later joins before the round in which it is first connected. In both
@@ -238,7 +238,7 @@ def read_descriptions(folder: Path) -> PartyDescriptions:
 
 
 def read_notified(folder: Path) -> set[str]:
-    """Read the parties that were told that the training in a folder is over."""
+    """Read which parties were notified of the end of the training in a folder."""
     return set(_read_json(folder / _NOTIFIED_FILE, list))
 
 

@@ -42,7 +42,7 @@ class KeyExchange:
 
 
 def exchange_keys(plan: Plan, engine: Engine, participants: Mapping[str, Hyper], index: int) -> KeyExchange:
-    """Ask all participants for their keys, if the method needs them; with too few keys nobody takes part."""
+    """Ask all participants for their keys, if the method needs them; with too few keys no party takes part."""
     secure = plan.algorithm.secure_aggregation
     if secure is None:
         return KeyExchange(participants)

@@ -27,7 +27,7 @@ LOCK_FILE = ".lock"
 LOCK_TIMEOUT = 10.0  # seconds to wait for another process, which uses the folder only briefly
 _FILES = _KEY, _CORESET, _PREVIOUS, _NEW = "key", "coreset", "coreset.old", "coreset.new"
 _FORGOTTEN_EVENTS = ("forgetting", "forgotten")  # events after which nothing is held of a party
-_NO_KEY_ADVICE = "Nobody can open what the party has encrypted: forget the party, and invite it again."
+_NO_KEY_ADVICE = "No one can open what the party has encrypted: forget the party, and invite it again."
 
 
 class VaultEntries:
@@ -194,7 +194,7 @@ class VaultEntries:
             )
         return StateError(
             f"{folder} holds a coreset of party {forgotten_event['party']!r}, which was forgotten at "
-            f"{forgotten_event['at']}: somebody restored it from a copy. Forget the party again to destroy this copy."
+            f"{forgotten_event['at']}: it was restored from a copy. Forget the party again to destroy this copy."
         )
 
     def _party_folder(self, party: str) -> Path:

@@ -21,7 +21,7 @@ KEY_VARIABLE = "DESCANT_VAULT_KEY"
 _KEY_PREFIX = "descant-key-1:"  # before 64 hexadecimal digits, so that such a line is recognized as a secret
 _MAX_FILE_BYTES = 4096  # bytes read of a file that should hold a key
 LOST_KEY_ADVICE = (
-    "Without the vault's private key nobody can open its coresets: absent parties have no proxy until they have "
+    "Without the vault's private key no one can open its coresets: absent parties have no proxy until they have "
     "encrypted new ones for the vault of a new run. The run, its models and the audit log are not lost, and `descant "
     "vault forget` and `descant vault verify` work without the key."
 )

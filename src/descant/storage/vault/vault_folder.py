@@ -179,7 +179,7 @@ class Vault:
     def forget(self, party: str) -> None:
         """Destroy a party's key and coreset, so that no copy of its coreset can be opened, and log it.
 
-        Out of reach are a backup with the party's key, as long as somebody has the vault's key; overwritten blocks that
+        Out of reach are a backup with the party's key, as long as someone has the vault's key; overwritten blocks that
         a flash drive or a copy-on-write file system keeps; rows in the memory of a worker that trains on them now; and
         what models have learned from them.
 

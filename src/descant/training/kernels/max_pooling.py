@@ -67,7 +67,7 @@ class Switches:
 
 
 def row_maxima(x: Tensor) -> Tensor:
-    """Return the larger of two neighbors in each row, with the rows in pairs; an odd last row or column is left out."""
+    """Return the larger of two neighbors in each row, with rows in pairs, without an odd last row or column."""
     pairs = _column_pairs(x)
     return _row_pairs(torch.maximum(pairs[..., 0], pairs[..., 1]))
 
