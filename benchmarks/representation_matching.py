@@ -96,7 +96,7 @@ def federation(net: str, count: int, algorithm: Algorithm) -> Federation:
 
 
 def count_flops(net: str, count: int, algorithm: Algorithm) -> float:
-    """Count the floating-point operations of a round: 30 steps of every party, and one-time work."""
+    """Count the floating-point operations of a first round: 30 steps of every party, and what is done only once."""
     fed = federation(net, count, algorithm)
     fed.state = replace(fed.state, execution_mode="looped")
     with FlopCounterMode(display=False) as counter:

@@ -197,7 +197,7 @@ def sensitivity_sampling(space: FeatureSpace, count: int, rng: np.random.Generat
 
 
 def inclusion_probabilities(sizes: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """Return probabilities in proportion to sizes that add up to a count, none above 1.
+    """Return probabilities that add up to ``count``: proportional to the sizes, but at most 1.
 
     >>> inclusion_probabilities(np.array([8.0, 1.0, 1.0]), 2).tolist()
     [1.0, 0.5, 0.5]

@@ -21,10 +21,11 @@ if os.getppid() == int(sys.argv[1]): os.execv(sys.argv[2], sys.argv[2:])
 
 
 class ChildProcess:
-    """A process with its descendants in a session of its own, so that Ctrl-C only reaches us; a context manager.
+    """A process in a session of its own, so that Ctrl-C reaches only the parent; a context manager.
 
-    On Linux it gets SIGTERM when the thread that started it is gone, even by SIGKILL, so start it from a thread that
-    lasts. On other systems, and for programs with setuid or file capabilities, it survives a SIGKILL of the parent.
+    On Linux it gets SIGTERM when the thread that started it ends, even if the parent is killed by SIGKILL. So start it
+    from a thread that lasts. On other systems, and if the program has setuid or file capabilities, it survives a
+    SIGKILL of the parent.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Wrappers for differential privacy, which reject methods for which it is not sound.
 
 McMahan et al. (2018), Learning differentially private recurrent language models; Kairouz et al. (2021), Practical and
-private (deep) learning without sampling or shuffling, whose neighboring relation (a party counts, or counts as 0) is
-used here.
+private (deep) learning without sampling or shuffling. We use the latter's neighboring relation: two federations are
+neighbors if the change of one party is replaced by zero in one of them.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ def replace_folder(folder: Path, files: Sequence[str]) -> Iterator[Path]:
 
 
 def check_replaceable(folder: Path, files: Sequence[str], in_place: bool = False) -> None:
-    """Raise StateError unless these files can be written there; call it before long work, not after.
+    """Raise StateError unless the folder can be written and holds no other files; call it before long work, not after.
 
-    With ``in_place`` the files are written into the existing folder. Then hidden files of other programs (.DS_Store)
-    are allowed, and so are files without their manifest, which a killed first save leaves.
+    With ``in_place`` the existing folder is kept and the files are written into it. It may then also hold hidden files
+    of other programs (.DS_Store), and it may lack the manifest, as after a first save that was killed.
     """
     target = folder.resolve()
     if target.is_dir():

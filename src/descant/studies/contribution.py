@@ -35,10 +35,11 @@ _COLUMNS = ("party", "samples", "local", "joint", "gain", "share", "± share", "
 
 @dataclass(frozen=True)
 class Contributions:
-    """The contribution of every party. Differences are gains: above 0 is better for any metric.
+    """The contribution of every party. The sign of a difference is such that above 0 is better for any metric.
 
-    ``draws`` has one draw per seed, or with a single seed one per order of arrival. A draw is ``[parties, parties +
-    1]``: the contribution of a party (row) to each score (column) and, in the last column, to the sum of all gains.
+    ``draws`` has one entry per seed. With a single seed it has one per drawn order in which the parties join, or a
+    single exact one. An entry is ``[parties, parties + 1]``: the contribution of a party (row) to each party's score
+    (column) and, in the last column, to the sum of all gains.
     """
 
     names: tuple[str, ...]

@@ -54,7 +54,7 @@ class Objective:
 
     @cached_property
     def points(self) -> tuple[str, ...]:
-        """The points of both models that some term reads."""
+        """The points whose values at least one term reads, in the trained and in the received model."""
         return tuple(dict.fromkeys(point for term in self.terms for point in term.feature_names))
 
     def party_objective(

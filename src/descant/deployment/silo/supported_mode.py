@@ -1,4 +1,4 @@
-"""The execution mode of a silo: the server requests one that its own model supports, and the silo's may differ."""
+"""The execution mode of a silo: the server requests one that its own model supports; the silo's model may not."""
 
 from __future__ import annotations
 

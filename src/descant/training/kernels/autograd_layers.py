@@ -1,4 +1,4 @@
-"""Layers differentiated by autograd, one operation at a time, and the operation of each layer type."""
+"""Layers differentiated by autograd, one operation at a time; `operation_of` finds the operation of a torch layer."""
 
 from __future__ import annotations
 
