@@ -1,4 +1,4 @@
-"""The execution mode of a silo: the server requests one that its own model supports; the silo's model may not."""
+"""The execution mode of a silo: the one that the server requests, or another if the silo's model does not support it."""
 
 from __future__ import annotations
 
