@@ -1,4 +1,4 @@
-"""The execution mode of a silo: the one that the server requests, or another if the silo's model lacks it."""
+"""The execution mode of a silo: the requested one, or another if the silo's model does not support that."""
 
 from __future__ import annotations
 
