@@ -42,7 +42,7 @@ from .event_log import LOG_START, EventLog, LogContent, LogLine
 AUDIT_LOG = "audit.jsonl"
 AUDIT_HEAD = "audit.head"
 CUSTODY_EVENTS = ("invited", "sealed", "refreshed", "forgetting", "forgotten")  # they change what is held of a party
-_ADVICE = "It was changed after it was written: find out by whom, and compare with a copy. "
+_ADVICE = "Someone or something changed it after it was written: find out who, and compare with a copy. "
 _VAULT_CONSEQUENCE = "The vault is not used until it is restored; the run and its models are not concerned."
 _PARSE_ERRORS = (ValueError, TypeError, KeyError, RecursionError)
 _EARLIER_HEAD_FIELDS = {"n", "seal", "secret"}  # of an earlier version of Descant
