@@ -679,7 +679,7 @@ class SlowTransport(InMemoryTransport):
         )
 
 
-BUFFERED = "[run]\nseed = 5\n" + MODEL_AND_METHOD_TABLES.format(method="fedbuff") + "buffer = 3\n"
+BUFFERED = "[run]\nseed = 5\n" + MODEL_AND_METHOD_TABLES.format(method="fedbuff") + "buffer_size = 3\n"
 
 
 @pytest.mark.parametrize("evaluated_rounds", [(), (1,), (2,), (3,)], ids=str)
