@@ -54,7 +54,7 @@ def prox_p_norm(v: Tensor, rho: float, p: float) -> Tensor:
 
 
 def _prox_unit_rho(size: Tensor, p: float) -> Tensor:
-    """Return the prox at rho = 1 of rows whose result is not 0, all entries >= 0."""
+    """Return the prox of each row at rho = 1, for rows with entries >= 0 and a prox that is not 0."""
     high = size.amax(dim=1) * size.shape[1] ** (1 / p)  # >= ‖v‖_p, without powers that overflow
     low = torch.zeros_like(high)
     s = high / 2

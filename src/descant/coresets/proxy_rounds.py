@@ -55,9 +55,9 @@ class DepositedCoresets:
     def coreset_requests(
         self, plan: Plan, parties: Collection[str]
     ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        """Return task settings that request a coreset, by party, and errors by party that cannot be asked.
+        """Return the task settings that request a coreset, by party, and the error of each party that cannot be asked.
 
-        A party is asked when it comes for the first time and when it returns. A party that declined is not asked again
+        A party is asked when it joins for the first time and when it returns. A party that declined is not asked again
         before it returns.
         """
         requests: dict[str, dict[str, Any]] = {}

@@ -214,7 +214,7 @@ class Selection:
         return self.count
 
     def _remaining_features(self, party: Party) -> Tensor:
-        """Return the features with 0 in the columns that must not leave."""
+        """Return the party's features, with 0 in the columns that must not leave the party."""
         check_columns(party, self.drop_columns, "drop_columns", owner="Selection")
         if not self.drop_columns:
             return party.x

@@ -103,7 +103,7 @@ class InverseConvolution:
         return [max(0, to - ((n - 1) * s - 2 * p + d * (k - 1) + 1)) for n, s, p, d, k, to in reach]
 
     def crop(self, output: Tensor, layer_input: Tensor) -> Tensor:
-        """Remove the extra line of "same" padding with an even kernel."""
+        """Crop the output to the size of the layer's input: "same" padding with an even kernel adds a row (column)."""
         if output.shape[2:] == layer_input.shape[2:]:
             return output
         return output[(slice(None), slice(None), *map(slice, layer_input.shape[2:]))]

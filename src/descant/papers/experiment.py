@@ -83,7 +83,7 @@ class Experiment:
         return f"{self.seconds:.0f} s for {trained} trainings{at}: every method with every seed."
 
     def with_paper_values(self) -> Experiment:
-        """Return the experiment with the paper's numbers in the settings of its studies, for their reports."""
+        """Return the experiment with the paper's numbers added to the settings of its studies: reports show them."""
         sentences = [
             f"{row['the paper says']} ({row['where']}): {row['paper']:.3f}, ours {row['ours']:.3f}"
             for row in self.paper_table().rows
@@ -132,7 +132,7 @@ class Experiment:
         return folder / PAGE
 
     def _draw_sweep_plot(self, file: Path) -> Path:
-        """Draw lines for a sweep over numbers and cells for a sweep over words."""
+        """Draw lines if all swept values are numbers, else one column of markers per point of the sweep."""
         from ..reporting.figure import BandLine
         from ..reporting.plots import draw_cells, draw_sweep
 

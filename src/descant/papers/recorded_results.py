@@ -28,7 +28,7 @@ BASELINES = ("FedAvg", "FedProx", "RFA", "CoordinateMedian")  # the methods that
 
 @dataclass(frozen=True)
 class ExpectedResult:
-    """The expected result of one form of an experiment."""
+    """The expected result of an experiment in one of its forms, quick or full."""
 
     digest: str  # of the recipe's settings
     seeds: tuple[int, ...]

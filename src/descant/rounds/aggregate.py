@@ -209,7 +209,10 @@ def stack_models(plan: Plan, state: State, accepted: Sequence[Reply]) -> Tensor:
 def _add_absent_parties(
     plan: Plan, state: State, accepted: Sequence[Reply], models: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Aggregate over all W^t instead of S_t (ERRATA 14): absent parties count with their last model and weight 1."""
+    """Add the absent parties if the aggregate is over all models W^t, not those of S_t (ERRATA 14).
+
+    An absent party counts with its last model. All weights are then 1.
+    """
     if plan.algorithm.aggregate_over == "active":
         return models, weights
     index_by_party = {report.party: i for i, report in enumerate(accepted)}

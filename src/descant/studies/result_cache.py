@@ -40,7 +40,7 @@ class ResultCache:
 
     @classmethod
     def from_path(cls, cache: str | Path | ResultCache | None) -> ResultCache:
-        """Return a cache for a path, a cache itself, or None."""
+        """Return the cache in a folder; a given cache is returned as it is, and None gives one that stores nothing."""
         return cache if isinstance(cache, ResultCache) else cls(None if cache is None else Path(cache))
 
     def get_or_train(

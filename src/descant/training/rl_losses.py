@@ -52,10 +52,11 @@ class TemporalDifference(LossWithGradient):
 
 @dataclass(frozen=True)
 class ClippedSurrogate(LossWithGradient):
-    """The clipped surrogate of Schulman et al. (2017) with an entropy bonus, and the squared error of a value.
+    """The clipped surrogate of Schulman et al. (2017) with an entropy bonus, plus a value estimate's squared error.
 
     The columns of y are the action, its advantage, its log-probability when it was taken, and the return. In the first
-    step after acting the ratio is 1 and the gradient is that of REINFORCE. An output after the actions is the value.
+    step after acting the ratio is 1 and the gradient is that of REINFORCE. The value estimate is
+    the output after those of the actions; without that output, its error is left out.
     """
 
     actions: int

@@ -104,7 +104,7 @@ def _check_reachable(host_port: tuple[str, int] | None, address: str | None) -> 
 
 
 def _check_connected(connected: str, requested: str | None, mode: str | None) -> None:
-    """Raise unless this process is already connected to the requested cluster and it requires a token."""
+    """Raise if the cluster that this process is already connected to is not the requested one or needs no token."""
     if requested is not None and requested not in ("auto", connected) and _KNOWN_ADDRESSES.get(requested) != connected:
         raise EngineError(
             f"This process is already connected to the Ray cluster at {connected}, and {requested} was requested. "

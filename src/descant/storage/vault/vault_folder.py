@@ -96,7 +96,7 @@ class VaultVerification:
 
 
 class Vault:
-    """A vault's folder, with or without its private key, which only opening a coreset needs."""
+    """A vault's folder, and optionally its private key, which is needed only to open coresets."""
 
     def __init__(self, folder: str | Path, key: PrivateKey | None = None, user: str = "") -> None:
         self.folder = Path(folder)

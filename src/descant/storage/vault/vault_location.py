@@ -30,7 +30,7 @@ class VaultLocation:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The vault's identity in any folder: a run resumes only with the same vault."""
+        """What identifies the vault wherever its folder is; a run resumes only with the same vault."""
         return {"run": self.without_key.run, "fingerprint": key_fingerprint(self.without_key.public)}
 
     @property

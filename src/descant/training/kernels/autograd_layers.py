@@ -86,8 +86,9 @@ class FoldedBatch:
 class PartyByParty:
     """A function of (inputs, parameters) of one party, applied to each party in turn.
 
-    Convolutions are computed like this: one is large enough by itself, and a grouped convolution over all parties is
-    rarely faster and often three times slower (784 inputs, 8 to 64 channels, one thread).
+    Convolutions are computed like this: one party's convolution is large enough by itself to be efficient, and a
+    grouped convolution over all parties is rarely faster and often three times slower (784 inputs, 8 to 64 channels,
+    one thread).
     """
 
     function: Callable[..., Tensor]
