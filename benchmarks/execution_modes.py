@@ -1,6 +1,6 @@
 """Time of a round in each execution mode, by model size and number of parties.
 
-`STACK_BYTES` and `MAX_VECTORIZED_PARAMETERS` in `descant/training/gradient_descent.py` come from this table. Run it
+`STACK_BYTES` and `MAX_VECTORIZED_PARAMETERS` in `descant/training/stacked_descent.py` come from this table. Run it
 on a quiet machine:
 
     python benchmarks/execution_modes.py            # a minute or two; --threads 2 for two threads

@@ -21,7 +21,7 @@ from torch.nn import functional
 from bytes_engine import BytesEngine
 from dataset_files import write_wave
 from descant import Algorithm, Federation, Sgd, algorithms, parties
-from descant.algorithms.representation_matching.matching_wrappers import EntropyTerm
+from descant.algorithms.representation_matching.loss_term_wrappers import EntropyTerm
 from descant.core import seeds
 from descant.core.algorithm import LossContext, LossTerm
 from descant.core.settings import PerParty

@@ -592,7 +592,9 @@ def test_recipes_of_agents_can_be_served_and_impossible_ones_are_rejected(tmp_pa
         check_servable(make_recipe(trading), with_key=False)
     measuring = 'wrap = [{wrapper = "adaptive", lr = [0.1, 0.2], reward = "clients", loss_samples = 4}]'
     case = RecipeCase("fedavg", measuring, SILO_CASES["FedRL, DQN"].training_table, "toy_problems:policy_network")
-    with pytest.raises(SettingError, match="measures the loss on own samples of the parties, and agents and desks have none"):
+    with pytest.raises(
+        SettingError, match="measures the loss on own samples of the parties, and agents and desks have none"
+    ):
         check_servable(make_recipe(case), with_key=False)
 
 

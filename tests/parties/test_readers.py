@@ -26,7 +26,7 @@ from dataset_files import (
 )
 from descant import parties
 from descant.errors import PartyError, SettingError
-from descant.parties import data_files, images, readers, text
+from descant.parties import dataset_catalog, images, readers, text
 
 TABLE = [("account", "label", "text"), ("ann", 1, "good,\nvery"), ("bob", 0, "ä")]
 
@@ -38,9 +38,9 @@ def test_the_data_folder_is_an_argument_or_an_environment_variable(
     assert parties.data_folder(tmp_path) == parties.data_folder(str(tmp_path)) == tmp_path
     with pytest.raises(PartyError, match="No data folder is given") as missing:
         parties.data_folder()
-    for name in data_files.DATASETS:
+    for name in dataset_catalog.DATASETS:
         assert f"  {name}: " in str(missing.value), "every data set is described"
-        assert data_files.DATASETS[name].homepage in str(missing.value), "with its source"
+        assert dataset_catalog.DATASETS[name].homepage in str(missing.value), "with its source"
     assert "digits, synthetic and shared_structure run without" in str(missing.value)
     monkeypatch.setenv("DESCANT_DATA", str(tmp_path))
     assert parties.data_folder() == tmp_path
@@ -48,13 +48,13 @@ def test_the_data_folder_is_an_argument_or_an_environment_variable(
         parties.data_folder(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", list(data_files.DATASETS))
+@pytest.mark.parametrize("name", list(dataset_catalog.DATASETS))
 def test_a_missing_data_set_is_described_with_its_source(name: str, tmp_path: Path) -> None:
     with pytest.raises(PartyError, match=f"does not hold {name}") as error:
-        data_files.locate_files(name, tmp_path)
-    assert data_files.DATASETS[name].homepage in str(error.value) and "run without any file" in str(error.value)
+        dataset_catalog.locate_files(name, tmp_path)
+    assert dataset_catalog.DATASETS[name].homepage in str(error.value) and "run without any file" in str(error.value)
     with pytest.raises(SettingError, match="Did you mean 'mnist'"):
-        data_files.locate_files("minst", tmp_path)
+        dataset_catalog.locate_files("minst", tmp_path)
 
 
 @settings(deadline=None, max_examples=30)

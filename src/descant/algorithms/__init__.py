@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Timetable,
     )
     from .personalized import APFL, Ditto, FedPer, FedRep, pFedMe
-    from .representation_matching.matching_wrappers import (
+    from .representation_matching.loss_term_wrappers import (
         EntropyRegularization,
         RepresentationMatching,
         WeightDivergence,
@@ -66,7 +66,7 @@ else:
                 "Timetable",
             ),
             ".personalized": ("APFL", "Ditto", "FedPer", "FedRep", "pFedMe"),
-            ".representation_matching.matching_wrappers": (
+            ".representation_matching.loss_term_wrappers": (
                 "EntropyRegularization",
                 "RepresentationMatching",
                 "WeightDivergence",

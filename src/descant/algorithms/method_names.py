@@ -17,7 +17,7 @@ from .fedavg_and_baselines import RFA, CoordinateMedian, FedAvg, FedProx, Local
 from .fedrl import FedRL
 from .method_aliases import canonical_method_name
 from .personalized import APFL, Ditto, FedPer, FedRep, pFedMe
-from .representation_matching.matching_wrappers import EntropyRegularization, RepresentationMatching, WeightDivergence
+from .representation_matching.loss_term_wrappers import EntropyRegularization, RepresentationMatching, WeightDivergence
 
 __all__ = ["ALGORITHMS", "WRAPPERS", "canonical_method_name"]
 

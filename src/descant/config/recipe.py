@@ -17,7 +17,14 @@ from ..errors import SettingError
 from . import toml_io
 from .arguments import parse_keywords
 from .file_paths import base_name, inline_paths, resolve_paths
-from .methods import LOCAL, align_total, make_method, rounds_from_total, warn_if_exceeding_total, with_canonical_names
+from .method_builder import (
+    LOCAL,
+    align_total,
+    make_method,
+    rounds_from_total,
+    warn_if_exceeding_total,
+    with_canonical_names,
+)
 from .recipe_tables import check_shape
 from .sections import (
     EXECUTION_KEYS,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from . import partition
     from .adapters import arrays_of
     from .audio import mel_spectrogram, spoken_words
-    from .data_files import data_folder
+    from .dataset_catalog import data_folder
     from .datasets.async_silos_paper import mnist_svhn, newsgroups, rotated_mnist
     from .datasets.digits import digits
     from .datasets.fed_plus_paper import femnist, mnist, sentiment
@@ -38,7 +38,7 @@ else:
             ".": ("partition",),
             ".adapters": ("arrays_of",),
             ".audio": ("mel_spectrogram", "spoken_words"),
-            ".data_files": ("data_folder",),
+            ".dataset_catalog": ("data_folder",),
             ".datasets.async_silos_paper": ("mnist_svhn", "newsgroups", "rotated_mnist"),
             ".datasets.digits": ("digits",),
             ".datasets.fed_plus_paper": ("femnist", "mnist", "sentiment"),

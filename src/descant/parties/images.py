@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from ..errors import PartyError
-from .data_files import locate_files
+from .dataset_catalog import locate_files
 from .party import Array
 from .readers import damaged_file_error, read_cifar, read_errors, read_idx, read_npz, read_svhn, validate_labels
 

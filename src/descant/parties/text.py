@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .data_files import locate_files
+from .dataset_catalog import locate_files
 from .party import Array
 from .readers import damaged_file_error, read_npz, read_text
 

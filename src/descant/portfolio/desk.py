@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.seeds import stream
 from ..core.settings import check_settings, setting, unknown_name_error
 from ..errors import PartyError, SettingError
-from ..parties.data_files import locate_files
+from ..parties.dataset_catalog import locate_files
 from ..parties.population import Population, validate_names
 from ..rl.agent_parties import DatalessSource
 from . import Market, generate_market, read_market

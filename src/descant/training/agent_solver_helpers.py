@@ -19,7 +19,11 @@ from ..errors import DescantWarning, ModelError, PartyError
 from ..models.flat import Net
 from ..rl import VectorEnvironment
 from ..rl.agent_parties import Agent
-from .gradient_descent import (
+from .kernels.layers import Array
+from .kernels.traced_kernel import Stack, kernel_of
+from .model_probe import probe_model
+from .rl_losses import LossWithGradient
+from .stacked_descent import (
     GradientSolver,
     drop_optimizer_state,
     limit_threads,
@@ -28,10 +32,6 @@ from .gradient_descent import (
     stack_capacity,
     subset_job,
 )
-from .kernels.layers import Array
-from .kernels.traced_kernel import Stack, kernel_of
-from .model_probe import probe_model
-from .rl_losses import LossWithGradient
 from .stacked_forward import StackedForward
 from .stacked_gradient import LOOPED, STACKED, VECTORIZED
 from .stacked_optimizer import check_elementwise, grouping_key, optimizer_factory

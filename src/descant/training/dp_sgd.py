@@ -22,7 +22,7 @@ from ..privacy import gaussian_mechanism
 from ..privacy.gaussian_mechanism import NoiseSource, PrivacySettings
 from ..rounds.validation import is_finite
 from .evaluation import evaluate_test_sets
-from .gradient_descent import StackedProximalStep, subset_job
+from .stacked_descent import StackedProximalStep, subset_job
 
 PER_SAMPLE = "per sample"
 _SECRET = "noise.secret"  # a key of the party state

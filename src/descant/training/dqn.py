@@ -33,11 +33,11 @@ from .agent_solver_helpers import (
     train_with_fallback,
     vector_environment,
 )
-from .gradient_descent import GradientDescent, StackedProximalStep, collect_party_states, freeze_parameters, mean_losses
 from .kernels.layers import Array
 from .kernels.traced_kernel import Stack
 from .replay_buffer import ReplayBuffer, Transitions
 from .rl_losses import TemporalDifference
+from .stacked_descent import GradientDescent, StackedProximalStep, collect_party_states, freeze_parameters, mean_losses
 from .stacked_forward import KeyedUniform, StackedForward
 
 _TARGET_NETWORK = "agent.target_network"

@@ -31,9 +31,9 @@ from .agent_solver_helpers import (
     train_with_fallback,
     vector_environment,
 )
-from .gradient_descent import GradientDescent, StackedProximalStep, collect_party_states, freeze_parameters, mean_losses
 from .kernels.layers import Array
 from .rl_losses import ClippedSurrogate, log_softmax
+from .stacked_descent import GradientDescent, StackedProximalStep, collect_party_states, freeze_parameters, mean_losses
 from .stacked_forward import KeyedUniform, StackedForward
 
 

@@ -28,7 +28,9 @@ from ..portfolio.desk import Desk
 from ..portfolio.price_augmentation import FIT_FAILED, SAMPLES_UNUSABLE, make_augmenter, unusable_reason
 from .agent_solver_helpers import LAST_MODEL, AgentProgress, check_outputs, mode_obstacles, random_probe, train_stacks
 from .backtest_evaluation import evaluate_backtests
-from .gradient_descent import (
+from .kernels.layers import Array
+from .rl_losses import LogReturn, log_softmax
+from .stacked_descent import (
     GradientDescent,
     StackedProximalStep,
     collect_party_states,
@@ -36,8 +38,6 @@ from .gradient_descent import (
     mean_losses,
     rank_modes,
 )
-from .kernels.layers import Array
-from .rl_losses import LogReturn, log_softmax
 
 _WEIGHTS_KEY = "desk.weights"
 _GENERATOR_KEY = "desk.generator"

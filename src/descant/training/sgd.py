@@ -21,7 +21,8 @@ from ..models.flat import Net
 from ..parties.population import Party
 from .batches import BatchSchedule, draw_batches, iterate_batches
 from .evaluation import evaluate_test_sets
-from .gradient_descent import (
+from .model_probe import PROBED_MODES, probe_model
+from .stacked_descent import (
     GradientDescent,
     StackedProximalStep,
     add_private_columns,
@@ -34,7 +35,6 @@ from .gradient_descent import (
     subset_job,
     unprofitable_modes,
 )
-from .model_probe import PROBED_MODES, probe_model
 from .stacked_gradient import LOOPED, SINGLE, STACKED, VECTORIZED, supports_fused_step
 from .stacked_optimizer import check_elementwise, grouping_key, is_plain_sgd, optimizer_factory
 

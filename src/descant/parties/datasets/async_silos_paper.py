@@ -17,7 +17,7 @@ from torch.nn import functional
 from ...core.seeds import ALL_PARTIES, stream
 from ...core.settings import check_settings, setting
 from ...errors import SettingError
-from ..data_files import locate_files
+from ..dataset_catalog import locate_files
 from ..images import ImageScaling, rotate, train_and_test_images
 from ..partition import RowIndices
 from ..party import Array

@@ -2,7 +2,7 @@
 
 "Fed+: A Unified Approach to Robust Personalized Federated Learning" (Yu et al., v1 §8 and v2 §8.1), which takes its
 populations from "Federated Optimization in Heterogeneous Networks" (FedProx; Li et al., 2020). The files are described
-in :mod:`..data_files`. Every party keeps a fifth of its rows for its test set, as in v2 §8.1.
+in :mod:`..dataset_catalog`. Every party keeps a fifth of its rows for its test set, as in v2 §8.1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...core.seeds import ALL_PARTIES, stream
 from ...core.settings import check_settings, setting
 from ...errors import PartyError
 from .. import partition
-from ..data_files import locate_files
+from ..dataset_catalog import locate_files
 from ..images import ImageScaling, all_images, pixel_moments
 from ..partition import RowIndices
 from ..population import Population, from_rows
