@@ -17,7 +17,7 @@ from descant.core.algorithm import LossContext, LossTerm
 from descant.engines.in_process import InProcess
 from descant.errors import ModelError, SettingError
 from descant.parties import Population
-from descant.training import gradient_descent, stacked_gradient
+from descant.training import stacked_descent, stacked_gradient
 from descant.training.batches import draw_batches
 from toy_problems import classification_parties, network
 
@@ -185,7 +185,7 @@ def test_the_execution_mode_is_a_function_of_the_model() -> None:
     assert mode(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))) == "vectorized"
     assert mode(Recurrent()) == "looped"
     assert mode(nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Linear(8, 3))) == "looped"
-    wide = gradient_descent.STACK_BYTES // 4 // 6
+    wide = stacked_descent.STACK_BYTES // 4 // 6
     large = nn.Sequential(nn.Linear(6, wide), nn.Linear(wide, 3))
     assert mode(large) == "stacked"
     assert mode(large, algorithm=algorithms.FedProx()) == "stacked"  # fused steps with terms, too
