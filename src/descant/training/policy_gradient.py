@@ -84,7 +84,7 @@ class PolicyGradient:
     def execution_modes(
         self, net: Net, loss: Loss, terms: tuple[LossTerm, ...], party: Any, count: int
     ) -> dict[str, str]:
-        """Return the execution modes as for data; the loss is the solver's own."""
+        """Return the execution modes for a stack of agents; the given loss is not used, the solver has its own."""
         check_settings(self)
         return agent_execution_modes(
             self, "PolicyGradient", net, terms=terms, party=party, count=count, extra_outputs=(0, 1)

@@ -30,7 +30,7 @@ class VaultLocation:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What identifies the vault wherever its folder is; a run resumes only with the same vault."""
+        """The identity of the vault, independent of its folder; a run resumes only with the same vault."""
         return {"run": self.without_key.run, "fingerprint": key_fingerprint(self.without_key.public)}
 
     @property
